@@ -122,11 +122,12 @@ def forbidden_values(options: Iterable[str]) -> tuple[Mapping[str, object], ...]
     return tuple(assignments(text, "--forbid", tuple(Layout.model_fields)) for text in options)
 
 
-ALLOWED: Final[dict[str, dict[str, bool | tuple[bool | str, ...]]]] = {
+ALLOWED: Final[dict[str, dict[str, bool | tuple[bool | str, ...] | None]]] = {
     "offload": dict.fromkeys(("offload_weights", "offload_activations", "offload_optimizer"), (False, True)),
     "tp-overlap": {"tp_overlap": TP_OVERLAPS},
     "scatter-gather": {"pp_scatter_gather": (False, True)},
     "kept-gathered": {"gather_again": (True, False)},
+    "ulysses": {"ulysses": None},
     "placement": {"rank_order": RANK_ORDERS},
     "replicas": {"mixing": MIXINGS},
     "zero-pipeline": {"zero_pipeline": True},
@@ -159,7 +160,7 @@ def allowed_values(options: Iterable[str], problem: Problem) -> dict[str, object
     return values
 
 
-def _all_of(problem: Problem) -> list[dict[str, bool | tuple[bool | str, ...]]]:
+def _all_of(problem: Problem) -> list[dict[str, bool | tuple[bool | str, ...] | None]]:
     """List everything that a problem can open."""
     return [part for name, part in ALLOWED.items() if name != "replicas" or problem.other_hardware]
 

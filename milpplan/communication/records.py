@@ -192,9 +192,11 @@ def rank_lists(layout: Layout, shards: int, expert_shards: int) -> dict[str, Int
     sizes["edp"] = layout.expert_dp
     dense = _grid(sizes, order, ("pp", "dp", "cp", "tp"))
     experts = _grid(sizes, [name for axis in order for name in expert_axes[axis]], ("pp", "edp", "ep", "etp"))
+    context = dense.transpose(0, 1, 3, 2).reshape(layout.pp, -1, layout.cp // layout.ulysses, layout.ulysses)
     lists = {
         "tensor": dense.reshape(layout.pp, -1, layout.tp),
-        "context": dense.transpose(0, 1, 3, 2).reshape(layout.pp, -1, layout.cp),
+        "head_exchange": context.reshape(layout.pp, -1, layout.ulysses),
+        "context_ring": context.swapaxes(-1, -2).reshape(layout.pp, -1, layout.cp // layout.ulysses),
         "replicas": dense.transpose(0, 3, 1, 2).reshape(layout.pp, layout.tp, -1),
         "expert_tensor": experts.reshape(layout.pp, -1, layout.etp),
         "expert": experts.transpose(0, 1, 3, 2).reshape(layout.pp, -1, layout.ep),

@@ -20,11 +20,12 @@ import numpy as np
 
 from milpplan.communication.records import Pairs, Places, pairs_of
 from milpplan.errors import InvalidInputError
-from milpplan.problem import GroupedQueryAttention, Indexer, LatentAttention, LayerRun, MixtureOfExperts, Problem
+from milpplan.problem import Indexer, LatentAttention, LayerRun, MixtureOfExperts, Problem
+from milpplan.problem.model import Attention
 from milpplan.simulation import BoolArray, FloatArray, IntArray, LayoutColumns, LocalParameters, states
-from milpplan.simulation.layers import Shard, kv_heads_per_rank, padded_vocab_size
+from milpplan.simulation.layers import Shard, padded_vocab_size
 from milpplan.simulation.layers.embedding_and_head import Endpoint
-from milpplan.simulation.layers.layer_time import BF16_BYTES, FP32_BYTES
+from milpplan.simulation.layers.layer_time import BF16_BYTES, FP32_BYTES, exchanged_bytes
 from milpplan.simulation.layers.sparse_attention import gathered_key_width, indexer_input_bytes, selected_keys
 from milpplan.simulation.network import all_to_all_bytes, wire_factor
 from milpplan.simulation.network.collectives import PASSES, Operation, copies_sent
@@ -41,7 +42,7 @@ gathers and scatters with sequence parallelism; pp: transfers between stages, an
 sent in parts."""
 
 Groups = Literal[
-    "tensor", "context", "expert_tensor", "expert", "replicas", "expert_replicas",
+    "tensor", "head_exchange", "context_ring", "expert_tensor", "expert", "replicas", "expert_replicas",
     "replica_shards", "expert_shards", "replica_copies", "expert_copies",
 ]  # fmt: skip
 """Groups of ranks, named as in ``placement``. Shards: replicas that shard states together. Copies: replicas that
@@ -80,13 +81,16 @@ def _linear_pair(shard: Shard) -> list[Message]:
     ]
 
 
-def _ring_bytes(shard: Shard, attention: GroupedQueryAttention | LatentAttention) -> FloatArray:
-    """Count the bytes of the keys and values of a context-parallel rank."""
-    if isinstance(attention, LatentAttention):
-        width = attention.qk_nope_head_dim + attention.qk_rope_head_dim + attention.v_head_dim
-        return np.asarray(BF16_BYTES * shard.tokens * attention.num_attention_heads / shard.tp * width)
-    heads = 2 * kv_heads_per_rank(attention, shard.tp)
-    return np.asarray(BF16_BYTES * shard.tokens * heads * attention.head_dim)
+def _context(shard: Shard, attention: Attention) -> list[Message]:
+    """List the messages of context parallelism: all-to-alls of heads, and the ring of keys and values."""
+    tensors, steps = exchanged_bytes(shard, attention), (shard.columns.ring - 1).astype(np.float64)
+    ring, zeros = tensors[1] + tensors[2], np.zeros_like(steps)
+    once = np.where(shard.columns.ulysses > 1, 1.0, 0.0)
+    return [
+        *(Message("cp", "all_to_all", "head_exchange", num_bytes, once, once) for num_bytes in tensors),
+        Message("cp", "send", "context_ring", ring, steps, zeros),
+        Message("cp", "send", "context_ring", 2 * ring, zeros, steps),
+    ]
 
 
 def _experts(shard: Shard, moe: MixtureOfExperts) -> list[Message]:
@@ -111,8 +115,8 @@ def _sparse_attention(shard: Shard, attention: LatentAttention, indexer: Indexer
     return [
         Message("sp", "all_gather", "tensor", inputs, shard.columns.sequence_parallel * ones, zeros),
         Message("tp", "all_reduce", "tensor", target, zeros, ones),
-        Message("cp", "all_gather", "context", keys, ones, zeros),
-        Message("cp", "reduce_scatter", "context", keys, zeros, ones),
+        Message("cp", "all_gather", "context_ring", keys, ones, zeros),
+        Message("cp", "reduce_scatter", "context_ring", keys, zeros, ones),
     ]
 
 
@@ -123,10 +127,7 @@ def layer_messages(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> 
     if isinstance(kind.attention, LatentAttention) and kind.attention.indexer is not None:
         messages += _sparse_attention(shard, kind.attention, kind.attention.indexer)
     else:
-        ring, steps = _ring_bytes(shard, kind.attention), (columns.cp - 1).astype(np.float64)
-        zeros = np.zeros_like(steps)
-        messages += [Message("cp", "send", "context", ring, steps, zeros)]
-        messages += [Message("cp", "send", "context", 2 * ring, zeros, steps)]
+        messages += _context(shard, kind.attention)
     if isinstance(kind.mlp, MixtureOfExperts):
         messages += _experts(shard, kind.mlp)
     if _has_dense_part(kind):

@@ -92,6 +92,12 @@ WORDS: Final[dict[str, Callable[[Problem], str]]] = {
     "schedule_matches_vpp": lambda p: "interleaved needs vpp > 1, zb-v and dualpipe-v vpp = 2, others vpp = 1",
     "pairs_need_one_node_type": lambda p: "dualpipe-v is planned for clusters of one node type",
     "pairs_need_two_micro_batches_per_stage": lambda p: "dualpipe-v needs at least 2 pp micro-batches",
+    "ulysses_divides_cp_and_heads": lambda p: (
+        "ulysses must divide cp, and tp x ulysses the heads of queries, keys and values "
+        f"(multiples of {p.model.common_heads})"
+    ),
+    "ulysses_needs_flash_attention": lambda p: "ulysses > 1 needs flash attention",
+    "windows_need_one_exchange": lambda p: "attention windows need ulysses = 1 or ulysses = cp",
     "offload_needs_whole_backward": lambda p: "offloading needs a schedule that does not split the backward",
     "zero_needs_replicas": lambda p: "ZeRO needs replicas (cp x dp > 1)",
     "grad_overlap_needs_replicas": lambda p: "overlap of the gradient reduction needs replicas (cp x dp > 1)",

@@ -175,6 +175,7 @@ FSDP_LIMITS = {
     "tp_overlap": Limit(("none",), "it has no tiles of products beside their messages"),
     "pp_scatter_gather": Limit((False,), "PyTorch's pipeline sends whole activations"),
     "gather_again": Limit((True,), "it gathers sharded inputs again in the backward"),
+    "ulysses": Limit((1,), "its context parallelism passes keys and values around a ring"),
     "offload_weights": _FSDP_HOST,
     "offload_activations": _FSDP_HOST,
     "offload_optimizer": _FSDP_HOST,

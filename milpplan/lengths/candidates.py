@@ -44,6 +44,7 @@ FIXED: dict[str, tuple[object, ...]] = {
     "overlap_grad_reduce": (False,),
     "overlap_param_gather": (False,),
     "zero_stage": (0, 1),
+    "ulysses": (1,),
     # The times of packed micro-batches do not include streams to and from the host.
     "offload_weights": (False,),
     "offload_activations": (False,),

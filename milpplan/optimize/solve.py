@@ -46,7 +46,7 @@ from milpplan.optimize.search.simplest import searched_gap, simplest
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.layout_space import check_forbidden
 from milpplan.optimize.space.plan_space import in_space
-from milpplan.optimize.space.rules import EXECUTION
+from milpplan.optimize.space.rules import EXECUTION, switch_values
 from milpplan.problem import ANY_SPLIT_LAYERS, RANK_ORDERS, Plan, Problem, Space
 from milpplan.problem.problem import NOT_LISTS
 from milpplan.problem.reading import plain_reason
@@ -315,7 +315,7 @@ def uniform_plans(
     from milpplan.optimize.layout.layer_branching import local_search
 
     # Switches that are open beside the degrees multiply the space, and hardly change which plan is best.
-    plain = {name: (DEFAULTS[name],) for name in EXECUTION if DEFAULTS[name] in getattr(problem.space, name)}
+    plain = {name: (DEFAULTS[name],) for name in EXECUTION if DEFAULTS[name] in switch_values(problem, name)}
     changed: dict[str, Any] = {"kind": "uniform", **plain}
     uniform = problem.model_copy(update={"space": problem.space.model_copy(update=changed)})
     quiet = replace(context, options=replace(context.options, callback=None, on_program=None))

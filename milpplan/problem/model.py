@@ -7,6 +7,7 @@ Field names follow Hugging Face ``config.json``. The formulas stand elsewhere: p
 from __future__ import annotations
 
 from functools import lru_cache
+from math import gcd
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -173,6 +174,17 @@ class ModelSpec(Record):
     def has_indexers(self) -> bool:
         """True if queries of some layers attend to keys that an indexer selects."""
         return any(run.attention.type == "mla" and run.attention.indexer is not None for run in self.layers)
+
+    @property
+    def common_heads(self) -> int:
+        """Greatest common divisor of the heads of queries, and of keys and values, of all layers; 1 with indexers,
+        whose layers gather all keys."""
+        if self.has_indexers:
+            return 1
+        return gcd(
+            *(kind.attention.num_attention_heads for kind in self.kinds),
+            *(kind.attention.num_key_value_heads for kind in self.kinds if kind.attention.type == "gqa"),
+        )
 
     @property
     def kinds(self) -> tuple[LayerRun, ...]:

@@ -153,6 +153,10 @@ class Layout(Record):
     which gathers it."""
     gather_again: bool = True
     """With sequence parallelism: the backward gathers the inputs of products again; they are not kept gathered."""
+    ulysses: PositiveInt = 1
+    """Neighbours in a context-parallel group that exchange parts of the sequence for heads, by all-to-alls around
+    attention (DeepSpeed-Ulysses); ``cp / ulysses`` ranks pass keys and values around a ring. 1: the ring alone.
+    cp: the all-to-alls alone. Megatron-LM's ``--cp-comm-type`` p2p, a2a, and a2a+p2p between them."""
     offload_weights: bool = False
     """Weights lie in host memory and are streamed beside the work of the layers."""
     offload_activations: bool = False

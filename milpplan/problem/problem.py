@@ -138,6 +138,8 @@ class Space(Record):
     tp_overlap: Annotated[tuple[TpOverlap, ...], Field(min_length=1)] = ("none",)
     pp_scatter_gather: Switch = (False,)
     gather_again: Switch = (True,)
+    ulysses: Values | None = (1,)
+    """None: all divisors of the heads that divide cp."""
     offload_weights: Switch = (False,)
     offload_activations: Switch = (False,)
     offload_optimizer: Switch = (False,)

@@ -73,6 +73,7 @@ class LayoutColumns:
     tp_overlap: IntArray
     pp_scatter_gather: BoolArray
     gather_again: BoolArray
+    ulysses: IntArray
     offload_weights: BoolArray
     offload_activations: BoolArray
     offload_optimizer: BoolArray
@@ -117,6 +118,11 @@ class LayoutColumns:
     def ends_meet(self) -> BoolArray:
         """True if the first and the last virtual stage share a rank of the pipeline."""
         return _TURNS[self.schedule]
+
+    @property
+    def ring(self) -> IntArray:
+        """Ranks that pass keys and values around a ring."""
+        return self.cp // np.maximum(self.ulysses, 1)
 
     @property
     def expert_dp(self) -> IntArray:

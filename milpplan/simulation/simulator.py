@@ -257,7 +257,15 @@ def _check_forwards(problem: Problem, plan: Plan) -> None:
 def _job_rules(problem: Problem, layout: Layout) -> list[Legality]:
     """List the rules on degrees and on the hardware: whole tokens on every rank, a host memory to offload to."""
     length = problem.job.sequence_length
-    rules = [(length % layout.cp == 0, f"cp={layout.cp}", "cp divides the sequence length")]
+    heads, ulysses = problem.model.common_heads, layout.ulysses
+    rules = [
+        (length % layout.cp == 0, f"cp={layout.cp}", "cp divides the sequence length"),
+        (
+            ulysses == 1 or (layout.cp % ulysses == 0 and heads % (layout.tp * ulysses) == 0),
+            f"ulysses={ulysses} with cp={layout.cp} and tp={layout.tp}",
+            f"ulysses divides cp, and tp x ulysses the heads of queries, keys and values (multiples of {heads})",
+        ),
+    ]
     rules += [
         (
             hardware.host_memory is not None or not layout.offloads,

@@ -275,7 +275,13 @@ TERMS: Final = (
     Term(
         "context_parallel",
         "the ring of context parallelism",
-        lambda problem, plan: plan.layout.cp > 1,
+        lambda problem, plan: plan.layout.cp > plan.layout.ulysses,
+        _communication(Part.CP, Part.CP_HIDDEN),
+    ),
+    Term(
+        "ulysses",
+        "all-to-alls of heads in context parallelism",
+        lambda problem, plan: plan.layout.ulysses > 1,
         _communication(Part.CP, Part.CP_HIDDEN),
     ),
     Term(

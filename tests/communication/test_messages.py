@@ -37,9 +37,11 @@ def free_of_contention(problem: Problem) -> Problem:
 def seconds(problem: Problem, columns: LayoutColumns, message: Message) -> float:
     """Time of one message, from the formulas of collectives."""
     hardware = problem.hardware
-    if message.operation == "send":
-        return float(p2p_s(hardware, message.num_bytes, placement.context(columns).stride)[0])
     group: RankGroup = getattr(placement, message.group)(columns)
+    if message.operation == "send":
+        return float(p2p_s(hardware, message.num_bytes, group.stride)[0])
+    if message.group == "head_exchange":
+        return float(all_to_all_s(hardware, message.num_bytes, group.size, group.stride)[0])
     if message.operation == "all_to_all":
         moe = next(kind.mlp for kind in problem.model.kinds if isinstance(kind.mlp, MixtureOfExperts))
         copies = float(moe.num_experts_per_tok) if hardware.software.deduplicated_dispatch else None

@@ -254,7 +254,7 @@ def test_every_parallelism_stays_in_its_groups(order: str) -> None:
         tp=2, cp=2, dp=4, pp=4, global_batch_size=16, sequence_parallel=True, zero_stage=1, rank_order=order
     )
     report, groups = traffic(problem, even_plan(problem, layout)), listed(layout)
-    names = {"sp": "tensor", "cp": "context", "pp": "pipeline", "gradient_reduce": "replicas"}
+    names = {"sp": "tensor", "cp": "context_ring", "pp": "pipeline", "gradient_reduce": "replicas"}
     for name, group in names.items():
         of_rank = {rank: number for number, ranks in enumerate(groups[group]) for rank in ranks}
         pairs = report.pairs[name]
@@ -268,7 +268,8 @@ def test_lists_of_ranks() -> None:
     for _ in range(40):
         layout = random_grid(random, (1, 2, 3, 4))
         found = rank_lists(layout, 1, 1)
-        for name in ("tensor", "context", "replicas", "expert_tensor", "expert", "expert_replicas"):
+        names = ("tensor", "head_exchange", "context_ring", "replicas")
+        for name in (*names, "expert_tensor", "expert", "expert_replicas"):
             groups = sorted(map(tuple, found[name].reshape(-1, found[name].shape[-1]).tolist()))
             assert tuple(groups) == listed(layout)[name]
 

@@ -51,6 +51,8 @@ BREAKING = {
     "sequence_parallel_with_experts": (
         16, EXPERTS + "--tensor-model-parallel-size 2 --expert-model-parallel-size 2"),
     "sequence_divides": (64, DENSE + "--context-parallel-size 8 --seq-length 4088"),
+    "context_levels_multiply": (
+        64, DENSE + "--context-parallel-size 8 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2"),
     "positions_suffice": (64, DENSE + "--max-position-embeddings 2048"),
     "layers_divide": (96, DENSE + "--pipeline-model-parallel-size 3 --global-batch-size 96"),
     "batch_divides": (64, DENSE + "--global-batch-size 100"),

@@ -29,6 +29,7 @@ MORE = {
     "schedule": ("gpipe", "1f1b", "interleaved", "zb-h1"),
     "rank_order": ("tp-cp-dp-pp", "tp-cp-pp-dp", "pp-dp-cp-tp"),
     "micro_batch_size": (1, 2),
+    "ulysses": None,
     "vpp_values": "distinct",
 }
 """What the tests open of a space, and where they keep it small."""

@@ -32,7 +32,8 @@ def with_execution(seed: int, names: tuple[str, ...] = EXECUTION, kind: str = "f
     problem = random_problem(seed, kind=kind, family=FAMILIES[seed % len(FAMILIES)], **drawn)
     columns = layout_space(problem).columns
     opened = rng.sample(names, min(len(names), rng.choice((1, 2, 2, 3))))
-    values = {name: ("none", "ring", "pipelined") if name == "tp_overlap" else BOTH for name in opened}
+    open_values: dict[str, Any] = {"tp_overlap": ("none", "ring", "pipelined"), "ulysses": None}
+    values = {name: open_values.get(name, BOTH) for name in opened}
     device = problem.hardware.accelerator.memory_bytes
     host = HostMemory(
         capacity_bytes=max(1, int(device * rng.choice((0.05, 0.3, 10.0)))),
@@ -60,6 +61,26 @@ def test_optimum_is_that_of_brute_force_often(block: int) -> None:
     """The same on 400 more."""
     for seed in range(1000 + 20 * block, 1020 + 20 * block):
         check(with_execution(seed), "auto")
+
+
+@pytest.mark.parametrize("backend", ["cpsat", "highs"])
+@pytest.mark.parametrize("family", ["dense", "mla", "window"])
+def test_exchange_of_heads_is_that_of_brute_force(family: str, backend: str) -> None:
+    """With context parallelism the exchange of heads, the ring and both together are decided as by brute force,
+    and no bound is above a plan of theirs."""
+    decided = set()
+    for seed in range(30, 34):
+        problem = random_problem(seed, family=family)
+        heads = {"num_attention_heads": 8} | ({} if family == "mla" else {"num_key_value_heads": 4})
+        attention = problem.model.kinds[0].attention.model_copy(update=heads)
+        run = problem.model.layers[0].model_copy(update={"count": 3, "attention": attention})
+        model = problem.model.model_copy(update={"layers": (run,)})
+        job = Job(num_gpus=4, global_batch_size=2, sequence_length=4096)
+        space = Space(cp=(4,), ulysses=None, zero_stage=(0, 1), recompute=problem.space.recompute)
+        asked = problem.model_copy(update={"model": model, "job": job, "space": space})
+        check(asked, backend)
+        decided |= {one.layout.ulysses for one in bounded_layouts(asked)}
+    assert decided >= ({1, 4} if family == "window" else {1, 2, 4})
 
 
 def test_uniform_optimum_is_that_of_brute_force() -> None:
@@ -152,7 +173,9 @@ def test_named_rejections() -> None:
     """Every rule of the execution refuses a layout, by its name."""
     problem = rtx_problem()
     bare = problem.model_copy(update={"hardware": problem.hardware.model_copy(update={"host_memory": None})})
-    base = {"tp": 2, "pp": 2, "global_batch_size": 4}
+    unfused = problem.model_copy(update={"job": problem.job.model_copy(update={"attention_kernel": "unfused"})})
+    windows = problem.model_copy(update={"model": load_model("gpt-oss-120b")})
+    base: dict[str, Any] = {"tp": 2, "pp": 2, "global_batch_size": 4}
     cases = {
         "tp_overlap_needs_sequence_parallel": (problem, Layout(**base, tp_overlap="ring")),
         "kept_gathered_needs_sequence_parallel": (problem, Layout(**base, gather_again=False)),
@@ -160,6 +183,9 @@ def test_named_rejections() -> None:
             problem,
             Layout(**base, sequence_parallel=True, pp_scatter_gather=True),
         ),
+        "ulysses_divides_cp_and_heads": (problem, Layout(**base, cp=2, ulysses=4)),
+        "ulysses_needs_flash_attention": (unfused, Layout(**base, cp=2, ulysses=2)),
+        "windows_need_one_exchange": (windows, Layout(**base, cp=4, ulysses=2)),
         "offload_needs_host_memory": (bare, Layout(**base, offload_optimizer=True)),
         "offloaded_states_fit_host_memory": (
             problem,

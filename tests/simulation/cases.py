@@ -131,9 +131,12 @@ def random_layout(random: np.random.Generator, problem: Problem, max_stages: int
         micro_batches += pp
     zero_stage = int(random.integers(0, 4)) if cp * dp > 1 else 0
     overlap_grad = zero_stage >= 2 or bool(random.integers(2))
+    heads = problem.model.common_heads
+    exchanges = [1, *(u for u in (2, 4) if cp % u == 0 and heads % (tp * u) == 0)]
     return Layout(
         tp=tp,
         cp=cp,
+        ulysses=exchanges[micro_batches % len(exchanges)],
         ep=ep,
         etp=etp,
         pp=pp,

@@ -37,9 +37,12 @@ def listed(layout: Layout) -> dict[str, tuple[Ranks, ...]]:
     expert_order = [name for axis in order for name in names[axis]]
     replicas = layout.tp * layout.cp * layout.dp // (layout.ep * layout.etp)
     experts = {"etp": layout.etp, "ep": layout.ep, "edp": replicas, "pp": layout.pp}
+    contexts, u = _groups(dense, order, ("cp",)), layout.ulysses
     return {
         "tensor": _groups(dense, order, ("tp",)),
-        "context": _groups(dense, order, ("cp",)),
+        "context": contexts,
+        "head_exchange": tuple(sorted(r[i : i + u] for r in contexts for i in range(0, layout.cp, u))),
+        "context_ring": tuple(sorted(r[i::u] for r in contexts for i in range(u))),
         "pipeline": _groups(dense, order, ("pp",)),
         "replicas": _groups(dense, order, ("cp", "dp")),
         "expert_tensor": _groups(experts, expert_order, ("etp",)),

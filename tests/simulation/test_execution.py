@@ -185,6 +185,35 @@ def test_scattered_transfer_by_hand() -> None:
     assert bytes_of(problem, tp=8, pp_scatter_gather=True).transfer_ns == 0
 
 
+def test_exchange_of_heads_by_hand() -> None:
+    """Llama-3 8B with 8,192 tokens on 4 ranks: all-to-alls of 2,048 tokens of 4,096 query and output numbers and
+    twice 1,024 key and value numbers, two bytes each, forwards and backwards; each tensor is copied twice. Two
+    groups of two pass keys and values on once, the ring of four three times. A second output is kept."""
+    problem = with_share(problem_of("llama3-8b", "dgx-h100", sequence_length=8192), 0.0)
+    hardware, gpu = problem.hardware, problem.hardware.accelerator
+    widths = (4096, 1024, 1024, 4096)
+    alone, two_levels, ring = (seconds_of(problem, cp=4, ulysses=number) for number in (4, 2, 1))
+    for ranks, seconds in ((4, alone), (2, two_levels)):
+        sent = sum(float(collectives.all_to_all_s(hardware, 2 * 2048 * width, ranks, 1)) for width in widths)
+        steps = 4 // ranks - 1
+        for phase, times in ((Phase.FORWARD, 1), (Phase.BACKWARD, 2)):
+            passed = steps * float(collectives.p2p_s(hardware, times * 2 * 2048 * 2 * 1024, ranks))
+            assert seconds[[Part.CP, Part.CP_HIDDEN], phase].sum() == pytest.approx(sent + passed)
+    assert alone[Part.CP_HIDDEN].sum() == 0
+    assert ring[Part.CP_HIDDEN, Phase.FORWARD] == pytest.approx(3 * two_levels[Part.CP_HIDDEN, Phase.FORWARD])
+    # One kernel on 8,192 tokens of 8 heads in place of four kernels on 2,048 tokens of 32 heads.
+    flops = kernels.flash_attention_flops(gpu, 8192, 4096, 8, 256, (1, 8192))[0]
+    whole = float(kernels.attention_forward_s(gpu, flops, 8192))
+    copies = sum(2 * float(kernels.memory_bound_s(gpu, 2 * 2 * 2048 * width)) for width in widths)
+    without = layer_seconds(problem, problem.model.kinds[0], columns_of(cp=4), (np.zeros(1), np.zeros(1)))[..., 0]
+    merges = 3 * (float(kernels.memory_bound_s(gpu, 10 * 2048 * 4096)) + gpu.kernel_latency_s)
+    assert alone[Part.COMPUTE, Phase.FORWARD] == pytest.approx(
+        without[Part.COMPUTE, Phase.FORWARD] - merges + whole + copies
+    )
+    exchanged, passed = (bytes_of(problem, cp=4, ulysses=number) for number in (4, 1))
+    assert exchanged.kept_bytes[0] - passed.kept_bytes[0] == 2 * 2048 * 4096
+
+
 def test_columns_with_switches_cost_as_one_by_one() -> None:
     """A layout with any switches costs the same alone as among others."""
     random = np.random.default_rng(11)

@@ -15,7 +15,10 @@ from milpplan.simulation.network import RankGroup, group_place, placement
 from tests.simulation.cases import even_plan, problem_of, random_layout, random_problem, shipped_hardware
 from tests.simulation.rank_listing import Ranks, listed
 
-GROUPS = ("tensor", "context", "pipeline", "replicas", "expert_tensor", "expert", "expert_replicas")
+GROUPS = (
+    *("tensor", "context", "head_exchange", "context_ring", "pipeline", "replicas"),
+    *("expert_tensor", "expert", "expert_replicas"),
+)
 
 
 def random_grid(random: np.random.Generator, values: tuple[int, ...]) -> Layout:
@@ -28,7 +31,9 @@ def random_grid(random: np.random.Generator, values: tuple[int, ...]) -> Layout:
     shared = tp * cp * dp // etp
     ep = int(random.choice([d for d in range(1, shared + 1) if shared % d == 0]))
     order = RANK_ORDERS[random.integers(len(RANK_ORDERS))]
-    return Layout(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp, global_batch_size=dp, rank_order=order)
+    ulysses = int(random.choice([d for d in range(1, cp + 1) if cp % d == 0]))
+    grid = Layout(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp, global_batch_size=dp, rank_order=order)
+    return grid.model_copy(update={"ulysses": ulysses})
 
 
 def spelled(group: RankGroup, first: int) -> Ranks:

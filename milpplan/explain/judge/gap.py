@@ -45,8 +45,8 @@ from milpplan.simulation.mixed_costs import ReplicaCosts
 from milpplan.units import NS_PER_S, gpu_hours
 
 FOLLOWERS: Final = {
-    "tp": ("dp", "sequence_parallel", "etp"),
-    "cp": ("dp",),
+    "tp": ("dp", "sequence_parallel", "etp", "ulysses"),
+    "cp": ("dp", "ulysses"),
     "pp": ("dp", "vpp", "schedule"),
     "vpp": ("schedule",),
     "schedule": ("vpp",),

@@ -395,7 +395,7 @@ def _sharded(settings: Settings, processes: int) -> tuple[dict[str, int], int, b
             f"{P}dp_replicate_size", sizes["dp_replicate"], "1: shards inside replicas are no plan here"
         )
     if settings.degree(f"{P}sp_size") != 1:
-        raise _strange(f"{P}sp_size", settings.get(f"{P}sp_size"), "1: Ulysses is not priced")
+        raise _strange(f"{P}sp_size", settings.get(f"{P}sp_size"), "1: Ulysses beside FSDP2 is no plan here")
     for name in ("offload_params", "activation_checkpointing_offload"):
         if settings.switch(f"{F}{name}"):
             raise _strange(f"{F}{name}", True, "false: offloading is not priced here")

@@ -280,7 +280,7 @@ DEEPSPEED = Capability(
     versions=("0.19.8",),
     limits={
         "tp": Limit((1,), f"{_ONLY_DATA}AutoTP keeps the embedding whole on every rank, which a plan cuts"),
-        "cp": Limit((1,), f"{_ONLY_DATA}Ulysses exchanges heads, and what is priced is a ring"),
+        "cp": Limit((1,), f"{_ONLY_DATA}Ulysses is a layer of the model's own code (sequence/layer.py)"),
         "ep": Limit((1,), f"{_ONLY_DATA}experts are layers of the model's own code (moe/layer.py)"),
         "etp": Limit((1,), f"{_ONLY_DATA}experts are layers of the model's own code (moe/layer.py)"),
         "pp": Limit((1,), f"{_ONLY_DATA}stages are a PipelineModule of the model's own code (runtime/pipe)"),

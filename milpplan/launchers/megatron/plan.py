@@ -194,7 +194,7 @@ def _degrees(problem: Problem, layout: Layout) -> Pairs:
         "--pipeline-model-parallel-size": (str(layout.pp),),
     }
     if layout.cp > 1:
-        pairs["--cp-comm-type"] = ("p2p",)
+        pairs |= _context(layout)
     if problem.model.has_experts:
         pairs |= {
             "--expert-model-parallel-size": (str(layout.ep),),
@@ -208,6 +208,14 @@ def _degrees(problem: Problem, layout: Layout) -> Pairs:
     replicas = expert_replicas(problem, layout)
     order = next(order for order in ORDERS if placed_alike(layout, order, replicas))  # type: ignore[arg-type]
     return pairs | dict.fromkeys(ORDERS[order], ())
+
+
+def _context(layout: Layout) -> Pairs:
+    """Name the communication of context parallelism, and the sizes of its two levels where it has two."""
+    if layout.ulysses in (1, layout.cp):
+        return {"--cp-comm-type": ("p2p" if layout.ulysses == 1 else "a2a",)}
+    sizes = str(layout.ulysses), str(layout.cp // layout.ulysses)
+    return {"--cp-comm-type": ("a2a+p2p",), "--hierarchical-context-parallel-sizes": sizes}
 
 
 def _dispatcher(problem: Problem, layout: Layout) -> str:
@@ -376,6 +384,7 @@ def _layout(given: Arguments, sizes: Sizes, job: Job) -> Layout:
         "overlap_grad_reduce": (reduces and replicas) or zero >= 2,
         "overlap_param_gather": (gathers and zero > 0) or zero == 3,
         "tp_overlap": "ring" if given.given("--tp-comm-overlap") else "none",
+        "ulysses": _ulysses(given, sizes),
         "rank_order": "tp-cp-pp-dp" if given.given("--use-tp-pp-dp-mapping") else "tp-cp-dp-pp",
     }
     if vpp == 1:
@@ -387,18 +396,27 @@ def _layout(given: Arguments, sizes: Sizes, job: Job) -> Layout:
             f"Expected groups of {sizes.pp} micro-batches: the order of work that is simulated.",
             "Leave the flag out to compare it with the usual groups.",
         )
-    _check_ring(given, sizes)
     return validated(Layout, data, "the layout that the arguments describe")
 
 
-def _check_ring(given: Arguments, sizes: Sizes) -> None:
-    kinds = set(given.texts("--cp-comm-type"))
-    if sizes.cp > 1 and kinds != {"p2p"}:
+def _ulysses(given: Arguments, sizes: Sizes) -> int:
+    """Return the ranks that exchange heads.
+
+    Raises:
+        InvalidInputError: layers differ in their communication, or it is not priced.
+    """
+    kinds, levels = set(given.texts("--cp-comm-type")), given.texts("--hierarchical-context-parallel-sizes")
+    ranks = {"p2p": 1, "a2a": sizes.cp} | ({"a2a+p2p": int(levels[0])} if len(levels) == 2 else {})
+    if sizes.cp == 1:
+        return 1
+    if len(kinds) > 1 or not kinds <= set(ranks):
         raise InvalidInputError(
-            f"--cp-comm-type is {' '.join(sorted(kinds))}.",
-            "Expected p2p: context parallelism is priced as a ring.",
+            f"--cp-comm-type is {' '.join(sorted(kinds))}, --hierarchical-context-parallel-sizes "
+            f"{' '.join(levels) or 'not given'}.",
+            "Expected p2p, a2a, or a2a+p2p with two sizes, for all layers alike: nothing else is priced.",
             "Use p2p to compare it as such a run.",
         )
+    return ranks[kinds.pop()]
 
 
 def _zero_stage(given: Arguments) -> int:

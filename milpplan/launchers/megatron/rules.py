@@ -28,6 +28,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
+from math import prod
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers.capabilities import WHOLE_NODES, Capability, Limit, Mode
@@ -471,6 +472,15 @@ def _sequence(s: Sizes) -> str:
     return ""
 
 
+def _levels(s: Sizes) -> str:
+    levels = s.given.texts("--hierarchical-context-parallel-sizes")
+    if not levels:
+        return "a2a+p2p without sizes" if "a2a+p2p" in s.given.texts("--cp-comm-type") else ""
+    return (
+        "" if prod(map(int, levels)) == s.cp else f"{' x '.join(levels)} context-parallel ranks are not cp={s.cp}"
+    )
+
+
 RULES: Mapping[str, tuple[str, Check]] = {
     "world_is_whole_replicas": (
         "A:426-447", lambda s: _divides(s.tp * s.cp * s.pp, s.world, "processes over tp * cp * pp")),
@@ -488,6 +498,7 @@ RULES: Mapping[str, tuple[str, Check]] = {
         "M:560-565, an error up to core 0.16", lambda s: "ep and tp above 1 without --sequence-parallel"
         if min(s.ep, s.tp) > 1 and not s.given.given("--sequence-parallel") else ""),
     "sequence_divides": ("A:1335-1338, core/tensor_parallel/mappings.py:74", _sequence),
+    "context_levels_multiply": ("A:580-585", _levels),
     "positions_suffice": (
         "A:1353-1355", lambda s: "--max-position-embeddings is below --seq-length"
         if s.given.needed("--max-position-embeddings") < s.given.needed("--seq-length") else ""),

@@ -36,7 +36,7 @@ from milpplan.launchers.shell.launch_text import Given, program_place, world_of
 from milpplan.problem import LatentAttention, Plan, Problem
 from milpplan.problem.reading import shown
 
-Part = Literal["all", "experts", "latent"]
+Part = Literal["all", "experts", "latent", "levels"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,8 @@ class Name:
 
     ``kind``: a value, a switch that is on where the flag is given, a switch that is off where it is given, a pair
     of numbers, a list of words, a pattern over layers, or a text that needs Hydra's quotes. ``absent``: the value
-    to write where the flag is not given; None: nothing. ``part``: the models that have the flag.
+    to write where the flag is not given; None: nothing. ``part``: the models that have the flag, or context
+    parallelism in two levels.
     """
 
     flag: str
@@ -109,6 +110,12 @@ NAMES = (
     _key_of_flag("--expert-model-parallel-size", "model.expert_model_parallel_size", absent="1"),
     _key_of_flag("--expert-tensor-parallel-size", "model.expert_tensor_parallel_size", absent="1"),
     _key_of_flag("--cp-comm-type", "model.cp_comm_type", absent="null"),
+    Name(
+        "--hierarchical-context-parallel-sizes",
+        ("model.hierarchical_context_parallel_sizes",),
+        "words",
+        part="levels",
+    ),
     _on("--sequence-parallel", "model.sequence_parallel"),
     _on("--use-tp-pp-dp-mapping", "dist.use_tp_pp_dp_mapping"),
     _key_of_flag(
@@ -376,6 +383,7 @@ def _pairs(settings: Mapping[str, str], source: str) -> dict[str, Values]:
         "all": True,
         "experts": not _same(settings.get("model.num_moe_experts", "null"), "null"),
         "latent": _same(settings.get("model.multi_latent_attention", "false"), "true"),
+        "levels": _same(settings.get("model.cp_comm_type", "null"), "a2a+p2p"),
     }
     asked = [name for name in NAMES if has[name.part]]
     missing = [name.keys[0] for name in asked if name.keys[0] not in settings]
@@ -576,7 +584,8 @@ def _sections(given: Arguments, core: Launch, latent: bool, lacking: str) -> tup
     """Rename the sections of Megatron-LM's launch to Bridge's settings, and fix settings that a recipe must not
     decide; ``lacking`` is a setting that the version does not have."""
     experts = given.given("--num-experts")
-    has = {"all": True, "experts": experts, "latent": latent}
+    levels = given.given("--hierarchical-context-parallel-sizes")
+    has = {"all": True, "experts": experts, "latent": latent, "levels": levels}
     of_flag = {flag: part.name for part in core.sections for flag in part.arguments}
     rows: dict[str, dict[str, tuple[str, ...]]] = {part.name: {} for part in core.sections}
     off: dict[str, tuple[str, ...]] = {}

@@ -48,6 +48,7 @@ from milpplan.optimize.space.rules import (
     cluster_rules,
     node_orders,
     stage_rules,
+    switch_values,
 )
 from milpplan.problem import Problem
 from milpplan.simulation import IntArray, LayoutColumns, ascending, column_value
@@ -186,6 +187,8 @@ def candidate_values(problem: Problem) -> dict[str, IntArray]:
             candidates[name] = np.array([column_value(name, word) for word in problem.schedules])
         elif name in WORDS:
             candidates[name] = np.array([column_value(name, word) for word in allowed or ()])
+        elif name in EXECUTION:
+            candidates[name] = np.array(switch_values(problem, name), dtype=np.int64)
         elif allowed is not None:
             candidates[name] = np.array(allowed, dtype=np.int64)
         else:

@@ -68,15 +68,24 @@ from milpplan.simulation.network import placement, transfer_s
 if TYPE_CHECKING:
     from milpplan.launchers.capabilities import Capability
 
-EXECUTION = ("tp_overlap", "pp_scatter_gather", "gather_again", *OFFLOADS)
+EXECUTION = ("tp_overlap", "pp_scatter_gather", "gather_again", "ulysses", *OFFLOADS)
 NO_TILES, RING, PIPELINED = map(TP_OVERLAPS.index, ("none", "ring", "pipelined"))
+
+
+def switch_values(problem: Problem, name: str) -> Sequence[int | str]:
+    """Return the values of a switch in the space; all numbers that divide the heads where it leaves them open."""
+    values: tuple[int | str, ...] | None = getattr(problem.space, name)
+    if values is not None:
+        return values
+    heads = problem.model.common_heads
+    return [number for number in range(1, heads + 1) if heads % number == 0]
 
 
 def asked_switches(problem: Problem) -> dict[str, IntArray]:
     """Return the values of the switches that a problem does not leave at their defaults, as columns hold them."""
     values_by_name = {}
     for name in EXECUTION:
-        values = getattr(problem.space, name)
+        values = switch_values(problem, name)
         if tuple(values) != (DEFAULTS[name],):
             numbers = [WORDS[name].index(value) for value in values] if name in WORDS else values
             values_by_name[name] = ascending(np.array(numbers, dtype=np.int64))
@@ -141,6 +150,13 @@ def _columns(table: Mapping[str, IntArray], **given: int) -> LayoutColumns:
     )
 
 
+def _windows_exchange(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
+    """Require that layers with a window have either the ring or the exchange of heads."""
+    kinds = problem.model.kinds
+    windows = any(kind.attention.type == "gqa" and kind.attention.sliding_window is not None for kind in kinds)
+    return np.asarray((not windows) | (c["ulysses"] == 1) | (c["ulysses"] == c["cp"]))
+
+
 EXECUTION_RULES: dict[str, Rule] = {
     "tp_overlap_needs_sequence_parallel": lambda p, c: (
         (c["tp_overlap"] == NO_TILES) | (c["sequence_parallel"] == 1)
@@ -149,6 +165,12 @@ EXECUTION_RULES: dict[str, Rule] = {
     "scatter_gather_needs_whole_activations": lambda p, c: (
         (c["pp_scatter_gather"] == 0) | ((c["tp"] > 1) & (c["pp"] > 1) & (c["sequence_parallel"] == 0))
     ),
+    "ulysses_divides_cp_and_heads": lambda p, c: (
+        (c["ulysses"] == 1)
+        | ((c["cp"] % c["ulysses"] == 0) & (p.model.common_heads % (c["tp"] * c["ulysses"]) == 0))
+    ),
+    "ulysses_needs_flash_attention": lambda p, c: (c["ulysses"] == 1) | (p.job.attention_kernel == "flash"),
+    "windows_need_one_exchange": _windows_exchange,
     "inference_offloads_weights_alone": lambda p, c: (
         np.full(len(c["tp"]), not p.inference)
         | ((c["offload_activations"] == 0) & (c["offload_optimizer"] == 0) & (c["gather_again"] == 1))
@@ -157,7 +179,10 @@ EXECUTION_RULES: dict[str, Rule] = {
         all(hardware.host_memory is not None for hardware in p.node_types) | ~offloads(c)
     ),
 }
-"""Tiles: Megatron-LM training/arguments.py refuses ``tp_comm_overlap`` without ``sequence_parallel``."""
+"""Tiles: Megatron-LM training/arguments.py refuses ``tp_comm_overlap`` without ``sequence_parallel``. Heads
+exchanged by all-to-alls: Transformer Engine at d0067d0d, pytorch/attention/dot_product_attention/
+context_parallel.py, requires that the ranks divide the heads of queries, keys and values, and refuses windows with
+a2a+p2p."""
 
 INFERENCE_RULES: dict[str, Rule] = {
     "inference_shards_weights_or_nothing": lambda p, c: (

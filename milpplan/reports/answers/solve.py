@@ -169,7 +169,8 @@ def _words(problem: Problem, plan: Plan) -> Iterator[str]:
         also = ", with sequence parallelism" if layout.sequence_parallel else ""
         yield f"every layer on {layout.tp} GPUs (tensor parallel{also})"
     if layout.cp > 1:
-        yield f"every sequence on {layout.cp} GPUs (context parallel)"
+        exchange = f", {layout.ulysses} exchange heads" if layout.ulysses > 1 else ""
+        yield f"every sequence on {layout.cp} GPUs (context parallel{exchange})"
     if layout.ep > 1 or layout.etp > 1:
         cut = f", each on {layout.etp} GPUs" if layout.etp > 1 else ""
         yield f"experts in {counted(layout.ep, 'group')}{cut} (expert parallel)"

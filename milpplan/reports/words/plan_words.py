@@ -55,7 +55,10 @@ TIME_PARTS: Final = {
     "compute": ("compute", "forward and backward work of the layers"),
     "recompute": ("recompute", "activations that were dropped to save memory, worked out again"),
     "tp_exposed": ("tensor parallel", "GPUs that share a layer wait for each other's parts"),
-    "cp_exposed": ("context parallel", "GPUs that share a sequence wait for each other's keys and values"),
+    "cp_exposed": (
+        "context parallel",
+        "GPUs that share a sequence wait for each other's keys, values or heads",
+    ),
     "ep_exposed": ("expert parallel", "tokens travel to the GPUs with their experts, and back"),
     "zero_exposed": (
         "sharding",
@@ -141,6 +144,11 @@ def _splits(problem: Problem, plan: Plan) -> Iterator[str]:
         )
     if layout.cp > 1:
         yield f"Every sequence is cut into {layout.cp} pieces, one a GPU (context parallel, cp={layout.cp})."
+    if layout.ulysses > 1:
+        yield (
+            f"For attention, {layout.ulysses} GPUs exchange their pieces for heads (all-to-alls, "
+            f"ulysses={layout.ulysses})."
+        )
     if layout.ep > 1 or layout.etp > 1:
         cut = f", each cut over {layout.etp} GPUs" if layout.etp > 1 else ""
         yield f"The experts are spread over {layout.ep} groups{cut} (ep={layout.ep}, etp={layout.etp})."
@@ -222,7 +230,7 @@ def _memory(report: StepReport) -> str:
 def layout_text(plan: Plan) -> str:
     """Write the degrees on a line, without those of one: ``tp 4, pp 4, vpp 7, dp 4, micro-batch 1, ZeRO 1``."""
     layout = plan.layout
-    names = ("tp", "cp", "ep", "etp", "pp", "vpp", "dp")
+    names = ("tp", "cp", "ulysses", "ep", "etp", "pp", "vpp", "dp")
     degrees = [f"{name} {getattr(layout, name)}" for name in names if getattr(layout, name) > 1]
     degrees.append(f"micro-batch {layout.micro_batch_size}")
     degrees.append(f"ZeRO {layout.zero_stage}")
@@ -232,8 +240,8 @@ def layout_text(plan: Plan) -> str:
 DEGREES: Final = (
     *("num_gpus", "global_batch_size", "tp", "cp", "ep", "etp", "pp", "vpp", "dp", "micro_batch_size"),
     *("zero_stage", "schedule", "sequence_parallel", "overlap_grad_reduce", "overlap_param_gather"),
-    *("tp_overlap", "pp_scatter_gather", "gather_again", "offload_weights", "offload_activations"),
-    *("offload_optimizer", "rank_order", "node_order"),
+    *("tp_overlap", "pp_scatter_gather", "gather_again", "ulysses", "offload_weights"),
+    *("offload_activations", "offload_optimizer", "rank_order", "node_order"),
 )
 
 
@@ -300,8 +308,9 @@ def narrowings(space: Space) -> list[str]:
         if name in NOT_LISTS:
             continue
         value = getattr(space, name)
-        if name == "rank_order" and set(value) == set(RANK_ORDERS):
-            narrowed.append("any rank_order")
+        is_free = value is None and getattr(default, name) is not None
+        if is_free or (name == "rank_order" and set(value) == set(RANK_ORDERS)):
+            narrowed.append(f"any {name}")
         elif value is not None and value != getattr(default, name):
             narrowed.append(f"{name} {', '.join(str(item) for item in value)}")
     return narrowed

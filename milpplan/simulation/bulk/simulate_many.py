@@ -502,6 +502,8 @@ def _rules(problem: Problem, c: LayoutColumns) -> Iterator[BoolArray]:
     for kind in problem.model.kinds:
         yield kind.attention.num_attention_heads % c.tp == 0
     yield job.sequence_length % c.cp == 0
+    heads = problem.model.common_heads
+    yield (c.ulysses == 1) | ((c.cp % c.ulysses == 0) & (heads % (c.tp * c.ulysses) == 0))
     experts = [kind.mlp.num_experts for kind in problem.model.kinds if isinstance(kind.mlp, MixtureOfExperts)]
     expert_ranks = c.ep * c.etp
     yield (expert_ranks == 1) | bool(experts)

@@ -23,11 +23,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.problem import DenseMlp, GroupedQueryAttention, LatentAttention, LayerRun, MixtureOfExperts, Problem
+from milpplan.problem.model import Attention
 from milpplan.simulation import FloatArray, LayoutColumns
 from milpplan.simulation.layers.layer_time import (
     BF16_BYTES,
     FP32_BYTES,
     Shard,
+    exchanged_bytes,
     has_operator_checkpoints,
     kv_heads_per_rank,
     routed_rows,
@@ -105,7 +107,8 @@ def _kept_products(shard: Shard, kind: LayerRun) -> FloatArray:
     down = mlp.gated and shard.problem.hardware.software.keeps_unread_results
     widths = widths + mlp.intermediate_size / shard.tp + (shard.hidden if down else 0)
     summed = np.where(shard.tp > 1, 2 * shard.hidden / shard.sequence_tp, 0.0)
-    return np.asarray(BF16_BYTES * tokens * (widths + summed) + 4 * tokens * heads)
+    outputs = _exchanged_outputs(shard, attention)
+    return np.asarray(BF16_BYTES * tokens * (widths + summed) + 4 * tokens * heads + outputs)
 
 
 def _input_bytes(problem: Problem) -> int:
@@ -162,11 +165,21 @@ def _attention(shard: Shard, kind: LayerRun) -> tuple[FloatArray, FloatArray]:
         kv_bytes = BF16_BYTES * tokens * 2 * kv_heads_per_rank(attention, tp) * attention.head_dim
         kept = 2 * q_bytes + kv_bytes
         dropped = np.zeros_like(tokens)
+    kept = kept + _exchanged_outputs(shard, attention)
     if job.attention_kernel == "flash":
         return kept + 4 * tokens * heads, dropped
     per_score = shard.problem.hardware.software.score_kept_bytes + (3 if shard.problem.model.drops_scores else 0)
     scores = per_score * tokens * job.sequence_length * heads
     return kept + scores, scores
+
+
+def _exchanged_outputs(shard: Shard, attention: Attention) -> FloatArray:
+    """Count the bytes of the second output of attention that all-to-alls of heads keep.
+
+    The backward of attention keeps the output of all tokens and some heads, the next product that of some tokens
+    and all heads. Source: Transformer Engine, see ``layer_time._head_exchange``.
+    """
+    return np.where(shard.columns.ulysses > 1, exchanged_bytes(shard, attention)[3], 0.0)
 
 
 def _mlp(shard: Shard, kind: LayerRun) -> tuple[FloatArray, FloatArray, FloatArray]:

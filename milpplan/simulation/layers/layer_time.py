@@ -237,7 +237,7 @@ def flash_core_s(
     """
     gpu, rate = shard.problem.hardware.accelerator, shard.problem.hardware.software.attention_efficiency
     heads, sizes, window = core_shape(attention, shard.tp)
-    chunk = np.asarray(sequence_length) / shard.columns.cp
+    chunk = np.asarray(sequence_length) / shard.columns.ring
     if isinstance(attention, LatentAttention) and attention.indexer is not None:
         assert mask == "causal"
         return sparse_core_s(gpu, rate, attention, heads, (sequence_length, chunk), tokens, num_kernels)
@@ -401,33 +401,67 @@ def _sparse_attention(shard: Shard, attention: LatentAttention, indexer: Indexer
 
 
 def _core_attention(shard: Shard, tally: Tally, attention: Attention, ring_bytes: FloatArray) -> None:
-    """Add scores and weighted values, and the ring of key/value blocks among context-parallel ranks.
+    """Add scores and weighted values, and the communication of context parallelism.
 
-    The ring sends the block of the next step beside the attention of the present step.
+    The ring of key/value blocks sends the block of the next step beside the attention of the present step.
     """
     job = shard.problem.job
     heads, sizes, _ = core_shape(attention, shard.tp)
     if job.attention_kernel == "flash":
         forward, backward = shard.core or flash_core_s(
-            shard, attention, job.sequence_length, shard.tokens, shard.columns.cp
+            shard, attention, job.sequence_length, shard.tokens, shard.columns.ring
         )
         tally.compute(forward, backward)
         _ring_merges(shard, tally, (heads * sizes[0], heads * sizes[1]), ring_bytes)
     else:
         forward, backward = _unfused_attention(shard, heads, sizes)
         tally.compute(forward, backward, selective=True)
-    steps = (shard.columns.cp - 1).astype(np.float64)
-    ring = placement.context(shard.columns)
+    if (shard.columns.ulysses > 1).any():
+        _head_exchange(shard, attention, tally)
+    steps = (shard.columns.ring - 1).astype(np.float64)
+    ring = placement.context_ring(shard.columns)
     hardware = shard.problem.hardware
-    near = neighbours_share(hardware, ring.size, ring.stride, shard.columns.tp)
+    near = neighbours_share(hardware, ring.size, ring.stride, shard.columns.tp * shard.columns.ulysses)
     send, send_back = (
         collectives.p2p_s(hardware, size, ring.stride, *near) for size in (ring_bytes, 2 * ring_bytes)
     )
-    cover, cover_back = forward / shard.columns.cp, backward / shard.columns.cp
+    cover, cover_back = forward / shard.columns.ring, backward / shard.columns.ring
     parts = (Part.CP, Part.CP_HIDDEN)
     share = collectives.processor_fraction(hardware, *ring)
     tally.overlapped(parts, Phase.FORWARD, steps * send, steps * cover, share)
     tally.overlapped(parts, Phase.BACKWARD, steps * send_back, steps * cover_back, share)
+
+
+def exchanged_bytes(shard: Shard, attention: Attention) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Count the bytes of a rank's queries, keys, values and outputs of attention."""
+    heads, (qk_dim, v_dim), _ = core_shape(attention, shard.tp)
+    kv_heads = heads if isinstance(attention, LatentAttention) else kv_heads_per_rank(attention, shard.tp)
+    queries, keys, values, outputs = (
+        BF16_BYTES * shard.tokens * width
+        for width in (heads * qk_dim, kv_heads * qk_dim, kv_heads * v_dim, heads * v_dim)
+    )
+    return queries, keys, values, outputs
+
+
+def _head_exchange(shard: Shard, attention: Attention, tally: Tally) -> None:
+    """Add the all-to-alls of ``Layout.ulysses``: all tokens of some heads for some tokens of all heads, and back.
+
+    Queries, keys, values and outputs have an all-to-all each, forwards and backwards, which nothing hides. Each
+    tensor is copied before and after: its heads, and the two pieces of the sequence that a rank has, are put in
+    order.
+
+    Sources: Jacobs et al. 2023, DeepSpeed Ulysses, section 3; Transformer Engine at d0067d0d, pytorch/attention/
+    dot_product_attention/context_parallel.py (flash_attn_a2a_communicate).
+    """
+    hardware, group = shard.problem.hardware, placement.head_exchange(shard.columns)
+    chosen = shard.columns.ulysses > 1
+    for num_bytes in exchanged_bytes(shard, attention):
+        seconds = collectives.all_to_all_s(hardware, num_bytes, group.size, group.stride)
+        copies = np.where(chosen, 2 * shard.memory_bound(2 * num_bytes), 0.0)
+        tally.compute(copies, copies)
+        for phase in (Phase.FORWARD, Phase.BACKWARD):
+            tally.exposed(Part.CP, phase, seconds)
+    tally.calls(4, 4, call_s(hardware, *group))
 
 
 def _ring_merges(
@@ -443,7 +477,7 @@ def _ring_merges(
     """
     gpu = shard.problem.hardware.accelerator
     sums = BF16_BYTES + 2 * FP32_BYTES
-    steps = shard.columns.cp - 1
+    steps = shard.columns.ring - 1
     merge = shard.memory_bound(sums * shard.tokens * widths[1])
     merge_back = shard.memory_bound(sums * (shard.tokens * widths[0] + ring_bytes / BF16_BYTES))
     tally.compute(steps * (merge + gpu.kernel_latency_s), steps * (merge_back + gpu.kernel_latency_s))

@@ -110,9 +110,22 @@ def tensor(columns: LayoutColumns) -> RankGroup:
 
 
 def context(columns: LayoutColumns) -> RankGroup:
-    """Place the context-parallel groups, which are rings."""
+    """Place the context-parallel groups."""
     c = columns.mapping
     return _row(columns.cp, _stride(c, "cp", _dense(c)))
+
+
+def head_exchange(columns: LayoutColumns) -> RankGroup:
+    """Place the groups of ``ulysses`` neighbours in a context-parallel group that exchange heads.
+
+    Source: Megatron-LM core/parallel_state.py, create_hierarchical_groups.
+    """
+    return context(columns).first(columns.ulysses)
+
+
+def context_ring(columns: LayoutColumns) -> RankGroup:
+    """Place the rings of the ranks that hold the same heads of a context-parallel group."""
+    return context(columns).apart(columns.ulysses)
 
 
 def pipeline(columns: LayoutColumns) -> RankGroup:

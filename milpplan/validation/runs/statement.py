@@ -145,7 +145,8 @@ for which ZB-H1 is the schedule by hand (Qi et al. 2024, arXiv:2401.10241, secti
 half of DualPipe that holds the weights once (deepseek-ai/DualPipe README)."""
 _FEATURES: Final = (
     ("act_cpu_offload", ("True", True), "activations offloaded to the CPU are not modelled"),
-    ("cp_comm_type", ("a2a", "a2a+p2p"), "context parallelism by all-to-all (Ulysses) is not modelled"),
+    ("cp_comm_type", ("a2a+p2p",), "the source does not say the group sizes of a2a+p2p"),
+    ("cp_comm_type", ("all_gather", "allgather"), "context parallelism by all-gather is not modelled"),
 )
 _KERNELS: Final[tuple[tuple[str, Literal["flash", "unfused"]], ...]] = (
     ("flash", "flash"),
@@ -375,6 +376,7 @@ def _layout(run: Run, framework: Framework, model: ModelSpec, degrees: dict[str,
         schedule=_schedule(run, degrees["pp"], vpp, notes),
         overlap_grad_reduce=reduce,
         overlap_param_gather=gather,
+        ulysses=degrees["cp"] if parallel.noted("cp_comm_type") == "a2a" else 1,
     )
 
 
