@@ -6,13 +6,13 @@
  3. *Heterogeneous replicas*, if they were asked for (``heterogeneous``), and pipelines that may beat all steps
     found so far.
  4. *Strategies in turn*: sets of strategies whose switches and reductions leave room for a shorter step
-    (``turns``). Their switches are priced by the planner of switches, and ``groups`` solves the sets that stay
+    (``turns``). Their switches are priced by the planner of switches, and ``tabled`` solves the sets that stay
     open.
  5. The remaining time completes the proof for single strategies. With two CPUs a second process does that from the
     start (``single_strategy_process``), and step 3 begins for a moment before step 2. Once no single strategy is
     in question, the second process works on sets of strategies (``SetProcess``).
 
-``groups`` works on tables that never exceed the exact times (``cost_tables``), so its bounds hold for the exact
+``tabled`` works on tables that never exceed the exact times (``cost_tables``), so its bounds hold for the exact
 times. Every answer is packed and counts with its exact time (``cost_tables``). The bound of the step is the
 minimum over all parts of the space.
 """
@@ -25,7 +25,6 @@ from contextlib import suppress
 
 import numpy as np
 
-from milpplan.groups import Workload
 from milpplan.lengths.baselines import Degrees, baseline_steps
 from milpplan.lengths.candidates import quantum_problem
 from milpplan.lengths.cost_tables import Load
@@ -40,6 +39,7 @@ from milpplan.lengths.single.single_strategy_search import SingleStrategySearch
 from milpplan.lengths.steps import AnyStep, Step
 from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.lengths.turns.turn_search import SetProcess, TurnSearch
+from milpplan.lengths.workload import Workload
 from milpplan.problem import Problem
 from milpplan.units import NS_PER_S
 

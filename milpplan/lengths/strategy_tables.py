@@ -1,4 +1,4 @@
-"""The strategies of one workload: their cost tables and bounds for ``groups``, and packings at exact times.
+"""The strategies of one workload: their cost tables and bounds for ``tabled``, and packings at exact times.
 
 **Padded sequences.** Micro-batches hold sequences of one length. The sequences of a length are cut into portions,
 which go to the replica that would finish first, the largest work first. Each replica then has as few micro-batches
@@ -17,12 +17,10 @@ from enum import IntEnum
 import numpy as np
 
 from milpplan.errors import IllegalPlanError, InfeasibleError, InvalidInputError
-from milpplan.groups import Kind, Strategy
-from milpplan.groups.bounds import PipelineCuts
-from milpplan.groups.bounds.pipeline_bounds import CountCuts
-from milpplan.groups.packing import pack
+from milpplan.lengths.bounds import PipelineCuts
 from milpplan.lengths.bounds.exclusive_sequences import exclusive_bounds, exclusive_pipeline_bounds, max_exclusive
 from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing
+from milpplan.lengths.bounds.pipeline_bounds import CountCuts
 from milpplan.lengths.bounds.work_bounds import (
     SHARED_MEMORY_SHARE,
     LinearBounds,
@@ -43,6 +41,11 @@ from milpplan.lengths.cost_tables import (
 )
 from milpplan.lengths.records import LengthGroup, MicroBatches
 from milpplan.lengths.single.packing_local_search import Timer, improved
+from milpplan.lengths.tabled import (
+    Kind,
+    Strategy,
+)
+from milpplan.lengths.tabled.levelled import pack
 from milpplan.problem import Layout, Problem
 from milpplan.simulation import IntArray
 from milpplan.simulation.layers import Term
@@ -239,7 +242,7 @@ class StrategyTables:
         return candidate.shared_memory_quanta if shared_memory else candidate.own_memory_quanta
 
     def strategy(self, member: int, *, shared_memory: bool) -> Strategy:
-        """Return the strategy for ``groups``, as one of several or as the only one of its step."""
+        """Return the strategy for ``tabled``, as one of several or as the only one of its step."""
         key = (member, self.max_quanta(member, shared_memory=shared_memory))
         if key not in self.strategy_cache:
             self.strategy_cache[key] = strategy_of(self.tables[member], self.members[member], key[1])

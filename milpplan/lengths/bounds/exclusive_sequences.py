@@ -70,8 +70,7 @@ from itertools import product
 
 import numpy as np
 
-from milpplan.groups.bounds import Window, best_mixture
-from milpplan.groups.bounds.long_sequence import halved
+from milpplan.lengths.bounds import Window, best_mixture
 from milpplan.lengths.bounds.configuration_columns import (
     Columns,
     ConfigurationLP,
@@ -79,6 +78,7 @@ from milpplan.lengths.bounds.configuration_columns import (
     Start,
     optimise_prices,
 )
+from milpplan.lengths.bounds.long_sequence import halved
 from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing, PinnedItem
 from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound
 from milpplan.lengths.candidates import SizedCandidate

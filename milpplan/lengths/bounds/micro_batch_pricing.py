@@ -1,7 +1,7 @@
 """Pricing problem of a pipeline's micro-batches: the best contents at given prices of sequences and weights of
 stages.
 
-On a mixture of paths (``groups.bounds.pipeline_bounds``) micro-batch m weighs w_m0 of its time on the last stage,
+On a mixture of paths (``bounds.pipeline_bounds``) micro-batch m weighs w_m0 of its time on the last stage,
 forward and backward, and w_m1 and w_m2 of its forward and backward on the others, at least; and of its *transfer
 terms*, w_m3 of its transfers between stages, w_m4 and w_m5 of the first stage's extra forward and backward time.
 With prices lambda_k of the sequences the pricing problem is the minimum of

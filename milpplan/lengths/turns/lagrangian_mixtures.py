@@ -35,8 +35,8 @@ from typing import Literal
 
 import numpy as np
 
-from milpplan.groups.bounds import glop
 from milpplan.lengths import StrategyTables
+from milpplan.lengths.bounds import glop
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
 from milpplan.lengths.bounds.work_bounds import DEEP, LengthClass, LinearBounds, PipelineWorkBound
 from milpplan.simulation import BoolArray, FloatArray, IntArray

@@ -11,17 +11,15 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
 from milpplan.lengths import StrategyTables
 from milpplan.lengths.bounds.exclusive_sequences import ExclusiveProgram
-from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound, latencies
+from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound
 from milpplan.lengths.turns.lagrangian_mixtures import Bounded, IntervalBounds, Kind
 from milpplan.lengths.turns.screening import Node, ScreeningResult, StrategySet, branched, screened, split
-from milpplan.lengths.turns.set_branch_and_bound import Participant, ReplicaInequalities, SetBranchAndBound
 from milpplan.simulation import BoolArray, FloatArray, IntArray
 
 # Shares of the remaining time: for screening all sets, and for each of the two refinements of pipelines.
@@ -30,8 +28,6 @@ _SCREEN_SHARE, _REFINE_SHARE = 0.35, 0.5
 _COMMON = 0.15
 # Number of a strategy's bounds that the search of a set's tables gets for each division of the sequences.
 _FLOORS = 3
-# Number of fruitless calls for replica inequalities of a set.
-_FRUITLESS = 3
 # Factor on the bound that programs of exclusive sequences aim at.
 _ENOUGH = 1.001
 
@@ -52,10 +48,6 @@ class SetBounds:
         # length.
         self.programs: dict[int, list[tuple[int, LinearBounds]]] = {}
         self.last_programs: dict[tuple[int, int], ExclusiveProgram] = {}
-        # By member: inequalities of its replicas; by set number: the search that uses them.
-        self.replica_inequalities: dict[int, ReplicaInequalities] = {}
-        self.set_searches: dict[int, SetBranchAndBound] = {}
-        self.fruitless: Counter[int] = Counter()
 
     def screen(self, max_strategies: int, target_ns: float, deadline: float) -> ScreeningResult:
         """Return the sets that may hold a step below ``target_ns``: by cheap bounds, by work bounds of pipelines,
@@ -235,55 +227,6 @@ class SetBounds:
         # Only a bound with a positive sequence term can allocate its constant.
         best_row = int(np.where(allocated > 0.0, allocated + bounds.constants, -np.inf).argmax())
         return np.asarray(bounds.shares[best_row] * (1.0 + bounds.constants[best_row] / allocated[best_row]))
-
-    def bound_by_replicas(
-        self, node: Node, target_ns: float, deadline: float, *, learns: bool = True, anew: bool = False
-    ) -> bool:
-        """Tighten a set by inequalities of its strategies' replicas; return whether more can be gained.
-
-        Args:
-            node: the set.
-            target_ns: cutoff of the set's bound.
-            deadline: of ``perf_counter``.
-            learns: whether new inequalities may be derived.
-            anew: restart from the current open intervals of work.
-        """
-        if anew or node.number not in self.set_searches:
-            self.set_searches[node.number] = self._set_search(node, target_ns)
-        search, previous_ns = self.set_searches[node.number], node.bound_ns
-        is_unfinished = search.run(deadline, learns=learns)
-        node.raise_to(search.bound_ns)
-        # A few fruitless calls are enough.
-        self.fruitless[node.number] += learns and node.bound_ns == previous_ns
-        return is_unfinished and node.bound_ns < target_ns and self.fruitless[node.number] < _FRUITLESS
-
-    def _set_search(self, node: Node, target_ns: float) -> SetBranchAndBound:
-        """Return a branch and bound over what replicas of the set's strategies hold."""
-        strategies, pool = node.screened.strategies, self.pool
-        fixed_cost_ns = node.order_ns + pool.fixed_cost_ns([self.members[strategy] for strategy in strategies])
-        participants = []
-        for strategy, number in zip(strategies, self.num_exclusive(strategies), strict=True):
-            member = self.members[strategy]
-            bounds = self._linear(strategies, strategy, number)
-            latency_ns = latencies(
-                pool.tables[member], pool.members[member], pool.max_quanta(member, shared_memory=True)
-            )
-            work_bounds = [self._work_bound(member)] if pool.num_stages(member) > 1 else []
-            work_bounds += (
-                [pool.best_own_memory_bound(member)] if work_bounds and pool.has_own_memory_bound(member) else []
-            )
-            inequalities = partial(self._inequalities, member, target_ns)
-            participants.append(
-                Participant(bounds, latency_ns, inequalities, tuple(work_bounds), node.open_loads.get(strategy))
-            )
-        return SetBranchAndBound(participants, fixed_cost_ns, target_ns)
-
-    def _inequalities(self, member: int, time_ns: float) -> ReplicaInequalities:
-        """Return the replica inequalities of a member in steps of at most ``time_ns``."""
-        inequalities = self.replica_inequalities.get(member)
-        if inequalities is None or inequalities.time_ns < time_ns:
-            inequalities = self.replica_inequalities[member] = ReplicaInequalities(self.pool, member, time_ns)
-        return inequalities
 
     def floors(self, node: Node, splits: Sequence[IntArray]) -> dict[int, list[tuple[FloatArray, float]]]:
         """Return, by position in a set, bounds that are tight if its sequences are divided about as in ``splits``

@@ -6,21 +6,19 @@ bound is always next, as it determines the bound of the step.
  1. *Screening* (``screening``): all sets at once with free switches, then with their pipelines' work in intervals.
  2. *Own memory*: bounds of its strategies as if each had the memory to itself, with the term of the longest
     sequence for a strategy that holds nearly everything. Repeated whenever such a bound rises. Then the strategies
-    that are in many sets get the bounds of 6 and 7, once for all sets.
- 3. *Pricing of switches*: the cheapest order with a lower bound of its switches; after 6, with the switches
+    that are in many sets get the bounds of 5 and 6, once for all sets.
+ 3. *Pricing of switches*: the cheapest order with a lower bound of its switches; after 5, with the switches
     themselves.
- 4. *Opening* as in 10, if the bound rests on pipelines that hold next to nothing.
- 5. *Replica inequalities* (``set_branch_and_bound``): limits on what replicas hold, as long as they raise the
-    bound fast; after 9 to the end.
- 6. *Narrow intervals* of the pipelines' work, with the capacity of their micro-batches. The first set that gets
-    here is packed as its linear programs, and those of 5, divide the sequences.
- 7. *Longest sequence*: pipelines branch on whether they hold the longest sequence of all, and on what that adds to
+ 4. *Opening* as in 9, if the bound rests on pipelines that hold next to nothing.
+ 5. *Narrow intervals* of the pipelines' work, with the capacity of their micro-batches. The first set that gets
+    here is packed as its linear programs divide the sequences.
+ 6. *Longest sequence*: pipelines branch on whether they hold the longest sequence of all, and on what that adds to
     their time.
- 8. *Exclusive sequences*: programs of pipelines of one replica with all sequences that only they hold
+ 7. *Exclusive sequences*: programs of pipelines of one replica with all sequences that only they hold
     (``ExclusiveProgram``).
- 9. *Whole sequences* near the work on which the bound rests (``configuration_bound``), before all groups branch on
+ 8. *Whole sequences* near the work on which the bound rests (``configuration_bound``), before all groups branch on
     classes of their longest sequence.
- 10. *Opening*: ``groups.search.solve_set`` on the tables of the set, with bounds that are tight where its linear
+ 9. *Opening*: ``tabled.search.solve_set`` on the tables of the set, with bounds that are tight where its linear
     programs divide the sequences. The answer is packed and timed exactly. Some sets without pipelines are opened
     first, to find a short step early.
 
@@ -41,15 +39,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 
 from milpplan.errors import MilpplanError
-from milpplan.groups import GroupedProblem, SwitchTimes, solve_set
-from milpplan.groups.plan import best_tour, least_overhead_ns
 from milpplan.lengths import Packed, Step, StrategyTables, Switches, cutoff_ns
 from milpplan.lengths.steps import AnyStep
+from milpplan.lengths.tabled import (
+    GroupedProblem,
+    SwitchTimes,
+    solve_set,
+)
+from milpplan.lengths.tabled.plan import best_tour, least_overhead_ns
 from milpplan.lengths.turns.lagrangian_mixtures import Kind, best_shares
 from milpplan.lengths.turns.screening import Helper, Node, ScreeningResult, StrategySet
 from milpplan.lengths.turns.set_bounds import SetBounds
@@ -65,7 +66,7 @@ class Orders:
     switches: Switches
 
     def problem(self, members: list[int], times: SwitchTimes) -> GroupedProblem:
-        """Return the problem of ``groups`` for some strategies, all of which may take turns, with their true
+        """Return the problem of ``tabled`` for some strategies, all of which may take turns, with their true
         reductions."""
         return GroupedProblem(
             self.pool.load.lengths,
@@ -124,11 +125,7 @@ _MOST_POLISHED, _LOSS = 2, 0.002
 _FILL_S = 0.7
 # Seconds of one call for programs of exclusive sequences.
 _FORCE_S = 2.5
-# Seconds of one call for replica inequalities, and if only known inequalities are applied.
-_LEAD_S, _TRY_S = 0.5, 0.15
-# Relative rise of the bound in one call that is worth another call at once.
-_MUCH = 2e-3
-# Seconds for packing the first set with pipelines, for each kind of linear program.
+# Seconds for packing the first set with pipelines.
 _PLACE_S = 1.0
 # Seconds of sleep while only the second process has work.
 _WAIT_S = 0.02
@@ -262,7 +259,6 @@ class TurnSearch:
             self._common,
             self._price_roughly,
             self._open_small,
-            self._bound_by_replicas_first,
             self._narrow,
             self._price,
             self._pack_first,
@@ -270,7 +266,6 @@ class TurnSearch:
             self._own_memory,
             self._exclusive,
             self._sharpen,
-            self._bound_by_replicas,
             self._classify,
             self._open,
         ]
@@ -399,32 +394,6 @@ class TurnSearch:
         if not self.packed_first:
             self.packed_first = True
             self._arrange(node, self._linear_splits(node), time.perf_counter() + _PLACE_S)
-            set_search = self.bounds.set_searches.get(node.number)
-            if set_search is not None and set_search.bound_ns >= node.bound_ns:
-                self._arrange(node, set_search.splits(), time.perf_counter() + _PLACE_S)
-
-    def _bound_by_replicas_first(self, node: Node) -> None:
-        """Tighten the set with replica inequalities as long as that raises its bound fast.
-
-        Sets without any such inequality yet apply only those known from other sets.
-        """
-        previous_ns, may_learn = node.bound_ns, bool(node.nearly_all) or node.number in self.bounds.set_searches
-        seconds = _LEAD_S if may_learn else _TRY_S
-        is_unfinished = self.bounds.bound_by_replicas(
-            node, self.target_ns, self._end_after(seconds), learns=may_learn
-        )
-        if is_unfinished and node.bound_ns > previous_ns * (1.0 + _MUCH):
-            node.bounding_steps.insert(0, self._bound_by_replicas_first)
-
-    def _bound_by_replicas(self, node: Node, *, anew: bool = True) -> None:
-        """Tighten the set with replica inequalities until it stalls.
-
-        Args:
-            node: the set.
-            anew: restart from the current open intervals of work.
-        """
-        if self.bounds.bound_by_replicas(node, self.target_ns, self._end_after(_LEAD_S), anew=anew):
-            node.bounding_steps.insert(0, partial(self._bound_by_replicas, anew=False))
 
     def _end_after(self, seconds: float) -> float:
         """Return the time so many seconds from now, at most the deadline."""
