@@ -9,21 +9,18 @@ bound is always next, as it determines the bound of the step.
     that are in many sets get the bounds of 5 and 6, once for all sets.
  3. *Pricing of switches*: the cheapest order with a lower bound of its switches; after 5, with the switches
     themselves.
- 4. *Opening* as in 9, if the bound rests on pipelines that hold next to nothing.
+ 4. *Opening* as in 8, if the bound rests on pipelines that hold next to nothing.
  5. *Narrow intervals* of the pipelines' work, with the capacity of their micro-batches. The first set that gets
     here is packed as its linear programs divide the sequences.
  6. *Longest sequence*: pipelines branch on whether they hold the longest sequence of all, and on what that adds to
     their time.
- 7. *Exclusive sequences*: programs of pipelines of one replica with all sequences that only they hold
-    (``ExclusiveProgram``).
- 8. *Whole sequences* near the work on which the bound rests (``configuration_bound``), before all groups branch on
+ 7. *Whole sequences* near the work on which the bound rests (``configuration_bound``), before all groups branch on
     classes of their longest sequence.
- 9. *Opening*: ``tabled.search.solve_set`` on the tables of the set, with bounds that are tight where its linear
+ 8. *Opening*: ``tabled.search.solve_set`` on the tables of the set, with bounds that are tight where its linear
     programs divide the sequences. The answer is packed and timed exactly. Some sets without pipelines are opened
     first, to find a short step early.
 
-All steps use the sequences that only one strategy of the set can hold (``exclusive_sequences``). When the time is
-over, a set keeps its bound. A second process may work on some of the sets (``SetProcess``).
+When the time is over, a set keeps its bound. A second process may work on some of the sets (``SetProcess``).
 
 **Worker process** (``SetProcess``), used when no single strategy is in question any more. Both processes use the
 same bounding steps; the worker begins with a copy of the search after screening. Sets whose longest sequences run
@@ -123,8 +120,6 @@ _FIRST_OPENED, _FIRST_SHARE = 6, 0.15
 _MOST_POLISHED, _LOSS = 2, 0.002
 # Seconds of one call for whole sequences of a pipeline.
 _FILL_S = 0.7
-# Seconds of one call for programs of exclusive sequences.
-_FORCE_S = 2.5
 # Seconds for packing the first set with pipelines.
 _PLACE_S = 1.0
 # Seconds of sleep while only the second process has work.
@@ -264,7 +259,6 @@ class TurnSearch:
             self._pack_first,
             self._longest,
             self._own_memory,
-            self._exclusive,
             self._sharpen,
             self._classify,
             self._open,
@@ -398,11 +392,6 @@ class TurnSearch:
     def _end_after(self, seconds: float) -> float:
         """Return the time so many seconds from now, at most the deadline."""
         return min(self.deadline, time.perf_counter() + seconds)
-
-    def _exclusive(self, node: Node) -> None:
-        """Bound the set by programs of its pipelines' exclusive sequences."""
-        if self.bounds.prove_exclusive(node, self.target_ns, self._end_after(_FORCE_S)):
-            self._longest(node)
 
     def _longest(self, node: Node) -> None:
         """Bound the set by narrow intervals and whether its pipelines hold the longest sequence, except for deep
