@@ -18,9 +18,9 @@ import numpy as np
 from benchmarks.switch_tables import Layout, Weights, reduce_s, switch_s
 from benchmarks.tables import markdown_table, replace_section
 from examples.adapters import flexsp, hydraulis
-from milpplan.groups.problem import GroupedProblem, Strategy, SwitchTimes
-from milpplan.groups.search import solve_groups
-from milpplan.groups.workload import workload_of
+from milpplan.lengths.tabled.problem import GroupedProblem, Strategy, SwitchTimes
+from milpplan.lengths.tabled.search import solve_groups
+from milpplan.lengths.workload import workload_of
 
 DATA = Path(__file__).parent / "data" / "length_groups.json"
 FLEXSP_LIMIT_S = 8.0

@@ -15,9 +15,9 @@ import numpy as np
 
 from benchmarks.length_groups import data
 from milpplan import Job, Problem, Space, Workload, load_hardware, load_model, workload_of
-from milpplan.groups.problem import Int64Array
-from milpplan.groups.workload import LogNormal, Mixture, Pareto
 from milpplan.lengths.baselines import Degrees
+from milpplan.lengths.tabled.problem import Int64Array
+from milpplan.lengths.workload import LogNormal, Mixture, Pareto
 
 MANY = Path(__file__).parent / "data" / "wikipedia_lengths.json"
 ALIGNMENT, NUM_SEQUENCES, TAIL_SHARE = 128, 512, 0.05

@@ -19,8 +19,8 @@ import numpy as np
 from benchmarks.length_jobs import K, Wikipedia
 from benchmarks.tables import markdown_table, replace_section
 from milpplan import Job, Problem, load_hardware, load_model
-from milpplan.groups.problem import Int64Array
-from milpplan.lengths.side_by_side.team_dispatch import TeamDispatch, TeamDispatcher
+from milpplan.lengths.dispatch.team_dispatch import TeamDispatch, TeamDispatcher
+from milpplan.lengths.tabled.problem import Int64Array
 
 DOCUMENT = Path(__file__).parent / "results" / "dispatch.md"
 SIZES = (64, 512, 2048)

@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.length_jobs import ALIGNMENT, Case, K, Wikipedia
 from benchmarks.team_batches import drawn, written
 from milpplan import LengthsResult, Problem, solve_lengths
-from milpplan.lengths.turns.turn_dispatch import TurnDispatcher
+from milpplan.lengths.dispatch.turn_dispatch import TurnDispatcher
 
 SIZES = (64, 256, 512, 1024, 2048)
 HEADER = ("strategies", "made in s", "sequences", "CPU ms", "gap")

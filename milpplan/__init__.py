@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from milpplan.explain.records import Explanation as Explanation
     from milpplan.explain.records import Overview as Overview
     from milpplan.graph import StrategyGraph as StrategyGraph
-    from milpplan.groups.workload import Workload as Workload
-    from milpplan.groups.workload import read_lengths as read_lengths
-    from milpplan.groups.workload import workload_of as workload_of
     from milpplan.lengths.records import LengthsResult as LengthsResult
     from milpplan.lengths.solve_lengths import solve_lengths as solve_lengths
+    from milpplan.lengths.workload import Workload as Workload
+    from milpplan.lengths.workload import read_lengths as read_lengths
+    from milpplan.lengths.workload import workload_of as workload_of
     from milpplan.optimize.records import PlanResult as PlanResult
     from milpplan.optimize.records import Progress as Progress
     from milpplan.optimize.records import SolveOptions as SolveOptions

@@ -21,7 +21,7 @@ HOMES: Final[dict[str, tuple[str, ...]]] = {
     "milpplan.simulation.pipeline.lanes": ("step_lanes",),
     "milpplan.errors": ("MilpplanError",),
     "milpplan.graph": ("StrategyGraph",),
-    "milpplan.groups.workload": (
+    "milpplan.lengths.workload": (
         "Workload",
         "read_lengths",
         "workload_of",

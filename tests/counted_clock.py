@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import pytest
 
-from milpplan.groups import search
 from milpplan.lengths.heterogeneous import count_program as unlike_program
 from milpplan.lengths.single import replica_feasibility
+from milpplan.lengths.tabled import search
 from milpplan.optimize.milp.solution import Limits
 
 TICK_S: Final = 3e-3

@@ -60,24 +60,26 @@ ALLOWED = {
         "milpplan.optimize",
     ),
     "milpplan.graph": (*BASE, *SOLVER_ROOM, "milpplan.graph"),
-    # Programs and backends only: groups know strategies by their times, not how a model has them.
-    "milpplan.groups": (
+    # Programs and backends only: its strategies are tables of times from anywhere, not of a cost model.
+    "milpplan.lengths.tabled": (
         *BASE,
         "milpplan.problem",
+        "milpplan.lengths.bounds.glop",
+        "milpplan.lengths.bounds.idle_time",
+        "milpplan.lengths.bounds.long_sequence",
+        "milpplan.lengths.bounds.pipeline_bounds",
         "milpplan.optimize.milp.program",
         "milpplan.optimize.milp.linear_relaxation",
         "milpplan.optimize.milp.solution",
         "milpplan.optimize.milp.backends",
-        "milpplan.groups",
+        "milpplan.lengths.tabled",
     ),
-    # Where groups meet the cost model: their tables, plans of theirs at exact times, and a program of its own.
     "milpplan.lengths": (
         *BASE,
         *SOLVER_ROOM,
         "milpplan.problem",
         "milpplan.simulation",
         "milpplan.switching",
-        "milpplan.groups",
         "milpplan.optimize.milp.cpsat",
         "milpplan.optimize.space.enumerate_layouts",
         "milpplan.optimize.bounds.uniform_plans",
@@ -250,7 +252,7 @@ HEAVY = {"ortools", "pulp", "scipy", "plotly", "pyarrow", "ray", "jinja2", "yaml
 """What only those need who solve, draw or read files: most take half a second to import."""
 
 
-ROOMS_BEYOND_SOLVE = {f"milpplan.{room}" for room in ("graph", "groups", "explain", "lengths", "reports")}
+ROOMS_BEYOND_SOLVE = {f"milpplan.{room}" for room in ("graph", "explain", "lengths", "reports")}
 """What plans without several strategies, questions and pages do without."""
 
 
@@ -267,7 +269,6 @@ ROOMS_BEYOND_SOLVE = {f"milpplan.{room}" for room in ("graph", "groups", "explai
             "import milpplan.cli.solving",
             {
                 "milpplan.graph",
-                "milpplan.groups",
                 "milpplan.lengths",
                 "milpplan.launchers",
                 "milpplan.reports.html",

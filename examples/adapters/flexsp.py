@@ -28,10 +28,10 @@ from typing import Any
 import numpy as np
 
 from milpplan.errors import InfeasibleError
-from milpplan.groups.bounds.pipeline_bounds import PipelineCuts
-from milpplan.groups.problem import GroupedProblem, Pipeline, Strategy, SwitchTimes
-from milpplan.groups.search import GroupedResult, ranked_sets, solve_groups
-from milpplan.groups.workload import workload_of
+from milpplan.lengths.bounds.pipeline_bounds import PipelineCuts
+from milpplan.lengths.tabled.problem import GroupedProblem, Pipeline, Strategy, SwitchTimes
+from milpplan.lengths.tabled.search import GroupedResult, ranked_sets, solve_groups
+from milpplan.lengths.workload import workload_of
 
 CASES = Path(__file__).with_name("flexsp_cases.json")
 NS_PER_MS = 1e6

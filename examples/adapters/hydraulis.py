@@ -28,9 +28,9 @@ from typing import Any
 
 import numpy as np
 
-from milpplan.groups.problem import GroupedProblem, Pipeline, Strategy, SwitchTimes, pipeline_times_ns
-from milpplan.groups.search import solve_groups
-from milpplan.groups.workload import workload_of
+from milpplan.lengths.tabled.problem import GroupedProblem, Pipeline, Strategy, SwitchTimes, pipeline_times_ns
+from milpplan.lengths.tabled.search import solve_groups
+from milpplan.lengths.workload import workload_of
 
 CASES = Path(__file__).with_name("hydraulis_cases.json")
 ALIGNMENT = 128

@@ -1,4 +1,5 @@
-"""Training steps for sequences of many lengths, planned on this project's cost model."""
+"""Training steps for sequences of many lengths, planned on this project's cost model
+or on tables of times from anywhere (``tabled``)."""
 
 from __future__ import annotations
 
@@ -9,6 +10,17 @@ from milpplan.library import lazy_exports
 if TYPE_CHECKING:
     from milpplan.lengths.candidates import quantum_problem
     from milpplan.lengths.cost_tables import Load, line_below, micro_batch_times, pipeline_ns, replicas_ns
+    from milpplan.lengths.document import (
+        Degrees,
+        DispatchFile,
+        GroupedPlanFile,
+        TeamDispatchFile,
+        dispatch_file,
+        plan_file,
+        read_dispatch,
+        read_plan,
+        restored_plan,
+    )
     from milpplan.lengths.hotspa_export import check_model
     from milpplan.lengths.records import LengthsResult, SequenceRules
     from milpplan.lengths.sequences import MAX_SEQUENCES, bucketed, check_rules, least_padding

@@ -26,7 +26,7 @@ thing that is not reproduced), pp = 1, and one recompute setting. States stay wh
 of the data- and context-parallel groups together hold equal states, so nothing is switched.
 
 As in FlexSP an integer program with a time limit assigns the sequences of every round to groups; here that of
-``groups``, over the sequences' own lengths in place of its 16 buckets. The reported time is the exact time of its
+``tabled``, over the sequences' own lengths in place of its 16 buckets. The reported time is the exact time of its
 answer.
 
 A round with groups of different degree is no step of equal replicas; it is one of ``teams``, whose bound holds for
@@ -45,14 +45,21 @@ from itertools import pairwise
 import numpy as np
 
 from milpplan.errors import InfeasibleError, SolverError
-from milpplan.groups import GroupedPlan, GroupedProblem, Pipeline, Strategy, SwitchTimes, solve_groups
-from milpplan.groups.assignment_program import ranked_sets
-from milpplan.groups.bounds import PipelineCuts
-from milpplan.groups.plan import tour_time_ns
+from milpplan.lengths.bounds import PipelineCuts
 from milpplan.lengths.cost_tables import replicas_ns
 from milpplan.lengths.records import BaselineStep
 from milpplan.lengths.strategy_tables import Packed, StrategyTables
 from milpplan.lengths.switches import NEVER_NS, Switches
+from milpplan.lengths.tabled import (
+    GroupedPlan,
+    GroupedProblem,
+    Pipeline,
+    Strategy,
+    SwitchTimes,
+    solve_groups,
+)
+from milpplan.lengths.tabled.assignment_program import ranked_sets
+from milpplan.lengths.tabled.plan import tour_time_ns
 from milpplan.simulation import IntArray
 from milpplan.units import NS_PER_S
 

@@ -1,8 +1,8 @@
-"""Tables for ``groups`` from the cost model: a micro-batch takes at least c + u(l) + u(l') + ...
+"""Tables for ``tabled`` from the cost model: a micro-batch takes at least c + u(l) + u(l') + ...
 
 The exact time of a packed micro-batch is a function of its tokens T and of the attention of its sequences
 (below). Matrix products are not quite linear in T, a ring of context-parallel blocks hides behind
-attention, and the last tiles are those of the longest sequence. ``groups`` adds up sequences, so it gets a table
+attention, and the last tiles are those of the longest sequence. ``tabled`` adds up sequences, so it gets a table
 that never exceeds the exact time. What it proves holds for the exact times, too.
 
 **Attention.** A layer's time is convex in the seconds S of its attention kernels: S + max(0, ring(T) - k S), plus
@@ -18,14 +18,14 @@ a T that nowhere exceeds it and is highest at the load of an even micro-batch.
 workload's shortest sequence, once a micro-batch, plus the sum over the sequences of l / T_max times the rest of
 their own.
 
-**Unequal stages.** The stages of a pipeline are equal but for its ends, and ``groups`` knows equal stages only. So
+**Unequal stages.** The stages of a pipeline are equal but for its ends, and ``tabled`` knows equal stages only. So
 two tables are made, and the one that proves more for the whole workload is used. *Equal* has every stage without
 its ends. *Last* is one stage with the work of the last stage; the shortest sequence passes the other stages
 forward before it and backward after it, whichever micro-batch is first or last.
 
 **Exact times** of a strategy's replicas: every micro-batch with its own lengths, every stage with its layers.
 Stage p of P runs min(P - p - 1, v) forwards first, then a forward and a backward in turn (the order of
-``groups.pipeline``, whose stages are equal):
+``tabled.problem``, whose stages are equal):
 
     F[p, m] = f[p, m] + max(F[p-1, m] + l_m, previous item of p)
     B[p, m] = b[p, m] + max(B[p+1, m] + l_m, previous item of p)
@@ -45,10 +45,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from milpplan.groups import Kind, Strategy, TabledPipeline
-from milpplan.groups.bounds import PipelineCuts
+from milpplan.lengths.bounds import PipelineCuts
 from milpplan.lengths.candidates import Candidate, SizedCandidate
 from milpplan.lengths.records import PACKED, SequenceRules
+from milpplan.lengths.tabled import (
+    Kind,
+    Strategy,
+    TabledPipeline,
+)
 from milpplan.problem import Layout, Problem
 from milpplan.simulation import FloatArray, IntArray, LayoutColumns, packed_times, sequence_cores
 from milpplan.simulation.layers import Phase, Term
@@ -437,7 +441,7 @@ def _slopes(problem: Problem, candidate: Candidate) -> tuple[float, float]:
 
 
 def strategy_of(tables: Tables, candidate: SizedCandidate, max_quanta: int) -> Strategy:
-    """Return the strategy for ``groups`` with micro-batches of up to ``max_quanta`` quanta, never slower than in
+    """Return the strategy for ``tabled`` with micro-batches of up to ``max_quanta`` quanta, never slower than in
     reality."""
     layout, load = candidate.candidate.layout, tables.load
     reduce_ns = once_ns(candidate, Term.REDUCE)

@@ -28,12 +28,19 @@ from typing import Any
 import numpy as np
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
-from milpplan.groups import Degrees, Group, GroupedPlan, Int64Array, Packing, check
-from milpplan.groups.bounds import PipelineCuts
-from milpplan.groups.packing import pack
-from milpplan.groups.plan import tour_time_ns
+from milpplan.lengths.bounds import PipelineCuts
+from milpplan.lengths.dispatch.turn_dispatch import TurnDispatcher
+from milpplan.lengths.document import Degrees
 from milpplan.lengths.records import LengthsResult
-from milpplan.lengths.turns.turn_dispatch import TurnDispatcher
+from milpplan.lengths.tabled import (
+    Group,
+    GroupedPlan,
+    Int64Array,
+    Packing,
+    check,
+)
+from milpplan.lengths.tabled.levelled import pack
+from milpplan.lengths.tabled.plan import tour_time_ns
 from milpplan.problem import GroupedQueryAttention, ModelSpec, Problem
 from milpplan.problem.model import Attention
 from milpplan.units import percent_text

@@ -17,8 +17,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from milpplan.errors import InvalidInputError
-from milpplan.groups import Workload, optimal_buckets, padded
 from milpplan.lengths.records import SequenceRules
+from milpplan.lengths.workload import (
+    Workload,
+    optimal_buckets,
+    padded,
+)
 from milpplan.optimize.milp.backends import AUTO, backend_names
 from milpplan.problem import ModelSpec, Problem
 from milpplan.problem.problem import MAX_SEQUENCE

@@ -6,13 +6,12 @@
  3. *Heterogeneous replicas*, if they were asked for (``heterogeneous``), and pipelines that may beat all steps
     found so far.
  4. *Strategies in turn*: sets of strategies whose switches and reductions leave room for a shorter step
-    (``turns``). Their switches are priced by the planner of switches, and ``groups`` solves the sets that stay
+    (``turns``). Their switches are priced by the planner of switches, and ``tabled`` solves the sets that stay
     open.
  5. The remaining time completes the proof for single strategies. With two CPUs a second process does that from the
-    start (``single_strategy_process``), and step 3 begins for a moment before step 2. Once no single strategy is
-    in question, the second process works on sets of strategies (``SetProcess``).
+    start (``single_strategy_process``), and step 3 begins for a moment before step 2.
 
-``groups`` works on tables that never exceed the exact times (``cost_tables``), so its bounds hold for the exact
+``tabled`` works on tables that never exceed the exact times (``cost_tables``), so its bounds hold for the exact
 times. Every answer is packed and counts with its exact time (``cost_tables``). The bound of the step is the
 minimum over all parts of the space.
 """
@@ -25,7 +24,6 @@ from contextlib import suppress
 
 import numpy as np
 
-from milpplan.groups import Workload
 from milpplan.lengths.baselines import Degrees, baseline_steps
 from milpplan.lengths.candidates import quantum_problem
 from milpplan.lengths.cost_tables import Load
@@ -39,7 +37,8 @@ from milpplan.lengths.single.single_strategy_process import SingleStrategyProces
 from milpplan.lengths.single.single_strategy_search import SingleStrategySearch
 from milpplan.lengths.steps import AnyStep, Step
 from milpplan.lengths.strategy_tables import StrategyTables
-from milpplan.lengths.turns.turn_search import SetProcess, TurnSearch
+from milpplan.lengths.turns.turn_search import TurnSearch
+from milpplan.lengths.workload import Workload
 from milpplan.problem import Problem
 from milpplan.units import NS_PER_S
 
@@ -61,9 +60,6 @@ _FIRST_S, _WORTH_S, _WAIT_S = 2.0, 5.0, 0.05
 # Time slice, in seconds, after which the search alternates between sets and single strategies, and the ratio of
 # their bounds that triggers it.
 _TURN_S, _FURTHER = 0.5, 1.0005
-# The second process leaves the single strategies if the bound of the sets is lower by the first share and the
-# bound of single strategies has not risen by the second share in so many seconds.
-_BEHIND, _ROSE, _STILL_S = 0.005, 0.001, 5.0
 
 
 def solve_lengths(
@@ -145,11 +141,6 @@ class _Search:
         self.heterogeneous: BestHeterogeneousStep | None = None
         self.turn_search: TurnSearch | None = None
         self.single_process: SingleStrategyProcess | None = None
-        self.set_process: SetProcess | None = None
-        # A second process may still be started.
-        self.may_start_process = False
-        # The last bound of single strategies that rose noticeably, and when it did.
-        self.last_rise = 0.0, 0.0
         # Seconds spent here on proofs and on packings of single strategies beside the second process.
         self.proved_s, self.packed_s = 0.0, 0.0
 
@@ -176,15 +167,13 @@ class _Search:
     def run(self, begin: float, time_limit_s: float, workers: int | None) -> None:
         """Search all parts of the space until ``time_limit_s`` after ``begin``.
 
-        The time is divided among the parts; a second process proves single strategies or works on sets if
-        ``workers`` allows it.
+        The time is divided among the parts; a second process proves single strategies if ``workers`` allows it.
         """
         singles, deadline = self.singles, begin + time_limit_s
         self._take(singles.best)
         below_ns = float("inf") if singles.best is None else singles.best.time_ns
         in_turn = self.max_strategies > 1
-        self.may_start_process = in_turn and can_help(workers) and time_limit_s >= _WORTH_S
-        if self.may_start_process and singles.open_pipelines:
+        if in_turn and can_help(workers) and time_limit_s >= _WORTH_S and singles.open_pipelines:
             self.single_process = SingleStrategyProcess(singles, below_ns, deadline)
             # The shorter the incumbent, the more the other searches can prune.
             below_ns = self._run_singles(below_ns, _FIRST_S)
@@ -209,46 +198,28 @@ class _Search:
             if not (self._poll() and self._pack(deadline)):
                 break
         sets_end = deadline - (_LAST_SHARE * time_limit_s if singles_open and self.single_process is None else 0.0)
-        self.sets.run(self.max_strategies, sets_end, self._poll, self._pause_bound(), self._set_process)
+        self.sets.run(self.max_strategies, sets_end, self._poll, self._pause_bound())
         while self._poll(few=True) and self.bound_ns < self.sets.target_ns:
             if not self._work_beside_proof(deadline):
                 time.sleep(_WAIT_S)
-            self.sets.tighten(self._poll, self._pause_bound(), self._set_process)
+            self.sets.tighten(self._poll, self._pause_bound())
         if self.single_process is not None:
-            self.sets.tighten(self._poll, get_helper=self._set_process)
+            self.sets.tighten(self._poll)
         self._run_heterogeneous(np.inf, deadline)
         self._resume_teams(deadline)
         if time.perf_counter() < deadline and (self.single_process is None or self.single_process.process is None):
             self._take(singles.run(float("inf"), deadline))
         self._resume_teams(deadline)
 
-    def _set_process(self) -> SetProcess | None:
-        """Return the process that works on sets, starting it when single strategies no longer need the CPU.
-
-        That is the case if they are proved, or if their bound exceeds that of the sets and has stalled.
-        """
-        if self.set_process is None and self.may_start_process and self.sets.nodes:
-            static_ns, now = self.singles.bound_ns, time.perf_counter()
-            if static_ns > self.last_rise[0] * (1.0 + _ROSE):
-                self.last_rise = static_ns, now
-            behind = self.sets.bound_ns < static_ns * (1.0 - _BEHIND) and now > self.last_rise[1] + _STILL_S
-            if self.single_process is not None and (static_ns >= self.sets.target_ns or (behind and self._packed)):
-                self.single_process.close()
-            if self.single_process is None or self.single_process.process is None:
-                self.set_process = SetProcess.of(self.sets)
-                self.may_start_process = self.set_process is not None
-        return self.set_process
-
     def end(self) -> None:
-        """End the worker processes."""
-        for process in (self.single_process, self.set_process):
-            if process is not None:
-                process.close()
+        """End the worker process."""
+        if self.single_process is not None:
+            self.single_process.close()
 
     @property
     def worker_cpu_s(self) -> float:
-        """CPU seconds of the worker processes."""
-        return sum(process.cpu_s for process in (self.single_process, self.set_process) if process is not None)
+        """CPU seconds of the worker process."""
+        return 0.0 if self.single_process is None else self.single_process.cpu_s
 
     def _resume_teams(self, end: float) -> bool:
         """Resume the search of degrees side by side if it has the lowest bound; return whether it made a visit."""
@@ -327,14 +298,6 @@ class _Search:
             self.packed_s += time.perf_counter() - began
             return True
         return statics.prove(deadline)
-
-    @property
-    def _packed(self) -> bool:
-        """True if the best single strategy has its final packing or cannot be the best step."""
-        static = self.singles.best
-        return static is not None and (
-            not self._single_is_best or self.singles.incumbents.is_finished(static.home)
-        )
 
     @property
     def _single_is_best(self) -> bool:

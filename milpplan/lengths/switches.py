@@ -13,10 +13,10 @@ from itertools import pairwise, permutations
 
 import numpy as np
 
-from milpplan.groups import SwitchTimes
 from milpplan.lengths.candidates import LayoutKey
 from milpplan.lengths.records import LengthSwitch
 from milpplan.lengths.strategy_tables import StrategyTables
+from milpplan.lengths.tabled import SwitchTimes
 from milpplan.simulation import usable_memory_bytes
 from milpplan.simulation.states import ADAM_STATE_BYTES, grad_bytes
 from milpplan.switching.ownership import ShardRules

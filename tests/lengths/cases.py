@@ -6,9 +6,12 @@ from functools import cache
 
 import numpy as np
 
-from milpplan.groups import Workload, workload_of
 from milpplan.lengths import Load, StrategyTables, quantum_problem
 from milpplan.lengths.turns.lagrangian_mixtures import Bounded, even_weights, subgradient_bound_ns
+from milpplan.lengths.workload import (
+    Workload,
+    workload_of,
+)
 from milpplan.problem import Problem
 from tests.small import small_model, small_problem
 

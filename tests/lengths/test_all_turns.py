@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from milpplan import Job, Problem, Space, load_hardware, load_model, solve_lengths
-from milpplan.groups import workload_of
-from milpplan.lengths import Step, Switches, micro_batch_times
-from milpplan.lengths.turns.set_branch_and_bound import ReplicaInequalities
+from milpplan.lengths import Step, Switches
 from milpplan.lengths.turns.turn_search import Orders, TurnSearch
+from milpplan.lengths.workload import workload_of
 from tests.lengths.all_turns import AllTurns
 from tests.lengths.cases import GRAIN, pool_of
 from tests.small import GIB, small_model, small_problem
@@ -136,25 +135,6 @@ def test_what_the_longest_adds_is_for_groups_that_hold_it(lengths: list[int]) ->
             left = search.node(one, number)
             way(left)
             assert left.bound_ns <= best_ns + 1.0, (one.strategies, way)
-
-
-def test_prices_of_a_replica_hold_whoever_updates() -> None:
-    """A strategy whose own update takes long, beside others where it is another's: whatever its replicas hold
-    within the time of the group is worth no more than its time. (The limit left out its own finish.)"""
-    problem = slow_network("l40s", 40.0, 2.5, 4, (1,))
-    found = pool_of(problem, workload_of([7_680, 8_192], GRAIN))
-    member = max(range(len(found.members)), key=found.finish_ns)
-    rows = np.array([[0, 1], [1, 0], [1, 1]])
-    assert found.max_quanta(member, shared_memory=True) * GRAIN >= rows[-1] @ found.load.lengths
-    candidate = found.members[member].candidate
-    times = micro_batch_times(problem, candidate, found.load.lengths, rows, found.load.rules.mask)
-    total = (times.forward + times.backward).sum(axis=0)
-    assert 0 < found.finish_ns(member) + found.reduce_ns(member) < total[2] - total[:2].max()
-    group, counts = ReplicaInequalities(found, member, float(total[2])), found.load.counts.astype(np.float64)
-    assert group.learn(float(total[2]), [(group.kind, 1.0, counts)], time.perf_counter() + 10.0)
-    worths = rows @ group.kind.prices[0]
-    assert (worths <= total).all()
-    assert worths[2] > 0.99 * total[2]
 
 
 def test_the_optimizers_home_runs_something() -> None:

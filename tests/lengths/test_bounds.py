@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from milpplan.groups.bounds import StageLoads, Window, best_mixture, chord, group_ns, load_bound, long_bound
-from milpplan.groups.bounds.long_sequence import path_bound
 from milpplan.lengths import Load, StrategyTables, pipeline_ns, replicas_ns
+from milpplan.lengths.bounds import StageLoads, Window, best_mixture, chord, group_ns, load_bound, long_bound
+from milpplan.lengths.bounds.long_sequence import path_bound
 from milpplan.lengths.bounds.work_bounds import LinearBounds, heaviest, latencies
 from milpplan.lengths.turns.lagrangian_mixtures import Bounded, lp_bound_ns
 from milpplan.lengths.turns.screening import branched, screened, split

@@ -8,9 +8,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from milpplan.groups.bounds import load_bound
 from milpplan.lengths import MAX_QUANTA, Load, StrategyTables, quantum_problem
-from milpplan.lengths.turns.turn_dispatch import PipelineBound
+from milpplan.lengths.bounds import load_bound
+from milpplan.lengths.dispatch.turn_dispatch import PipelineBound
 from tests.lengths.cases import GRAIN, random_micro_batches, workload
 from tests.small import small_problem
 

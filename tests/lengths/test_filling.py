@@ -9,8 +9,8 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from milpplan.groups.bounds import Window, best_mixture
 from milpplan.lengths import StrategyTables, micro_batch_times, recomputes_less, replicas_ns
+from milpplan.lengths.bounds import Window, best_mixture
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound, around_larger, with_larger
 from milpplan.lengths.bounds.configuration_columns import ConfigurationLP, Start, improved, optimise_prices, worths
 from milpplan.lengths.bounds.micro_batch_pricing import (

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from milpplan.groups.bounds import StageLoads, load_bound
-from milpplan.groups.bounds.long_sequence import path_bound
 from milpplan.lengths import pipeline_ns
+from milpplan.lengths.bounds import StageLoads, load_bound
+from milpplan.lengths.bounds.long_sequence import path_bound
 from milpplan.lengths.bounds.work_bounds import corners
 
 

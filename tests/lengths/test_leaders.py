@@ -11,9 +11,8 @@ from itertools import count, product
 import numpy as np
 import pytest
 
-from milpplan.groups import workload_of
-from milpplan.groups.bounds import Window, best_mixture
 from milpplan.lengths import StrategyTables, replicas_ns
+from milpplan.lengths.bounds import Window, best_mixture
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
 from milpplan.lengths.bounds.configuration_columns import (
     ClassWindow,
@@ -28,6 +27,7 @@ from milpplan.lengths.bounds.longest_sequence_branching import (
     fewest_bins,
 )
 from milpplan.lengths.bounds.micro_batch_pricing import PinnedItem
+from milpplan.lengths.workload import workload_of
 from milpplan.simulation import FloatArray, IntArray
 from tests.lengths.cases import GRAIN, pool_of, random_micro_batches, random_packings, workload
 from tests.small import small_problem

@@ -9,7 +9,6 @@ import pytest
 
 from milpplan import load_model, solve_lengths
 from milpplan.errors import InvalidInputError
-from milpplan.groups import Kind, Pipeline, Workload, workload_of
 from milpplan.lengths import (
     Load,
     SequenceRules,
@@ -20,10 +19,18 @@ from milpplan.lengths import (
     micro_batch_times,
     quantum_problem,
 )
+from milpplan.lengths.dispatch.turn_dispatch import TurnDispatcher
 from milpplan.lengths.side_by_side.sequence_duals import Contents
 from milpplan.lengths.side_by_side.teams import Family
 from milpplan.lengths.strategy_tables import pack_padded
-from milpplan.lengths.turns.turn_dispatch import TurnDispatcher
+from milpplan.lengths.tabled import (
+    Kind,
+    Pipeline,
+)
+from milpplan.lengths.workload import (
+    Workload,
+    workload_of,
+)
 from milpplan.problem import Problem
 from milpplan.simulation import sequence_cores
 from milpplan.simulation.layers import average_keys, model_flops_per_token

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from milpplan.groups import workload_of
 from milpplan.lengths import LengthsResult, StrategyTables
 from milpplan.lengths import solve_lengths as solving
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
@@ -18,6 +17,7 @@ from milpplan.lengths.single.single_strategy_process import (
     SingleStrategyWorker,
 )
 from milpplan.lengths.single.single_strategy_search import SingleStrategySearch
+from milpplan.lengths.workload import workload_of
 from tests.amounts import long_but
 from tests.lengths.cases import GRAIN, deep_pool, pool, pool_of, workload
 from tests.small import small_problem

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 from milpplan import Layout, Problem, load_hardware, load_model
-from milpplan.groups import Pipeline, pipeline_times_ns
 from milpplan.lengths import line_below, micro_batch_times, pipeline_ns, quantum_problem, replicas_ns
 from milpplan.lengths.cost_tables import finish_ns
+from milpplan.lengths.tabled import (
+    Pipeline,
+    pipeline_times_ns,
+)
 from milpplan.problem import Job
 from milpplan.simulation import LayoutColumns, packed_times, sequence_cores, simulate
 from milpplan.simulation.layers import EXPOSED, layer_seconds

@@ -12,12 +12,19 @@ import pytest
 
 from milpplan import LengthsResult, Problem, load_model, solve_lengths
 from milpplan.errors import InvalidInputError
-from milpplan.groups import DispatchFile, plan_file, read_plan, workload_of
-from milpplan.groups.dispatch import Dispatcher
-from milpplan.lengths import SequenceRules, check_model, quantum_problem
+from milpplan.lengths import (
+    DispatchFile,
+    SequenceRules,
+    check_model,
+    plan_file,
+    quantum_problem,
+    read_plan,
+)
 from milpplan.lengths.candidates import candidates
+from milpplan.lengths.dispatch import Dispatcher
+from milpplan.lengths.dispatch.turn_dispatch import TurnDispatch, TurnDispatcher
 from milpplan.lengths.hotspa_export import as_buckets, exported
-from milpplan.lengths.turns.turn_dispatch import TurnDispatch, TurnDispatcher
+from milpplan.lengths.workload import workload_of
 from tests.amounts import long_but
 from tests.lengths.cases import GRAIN, workload
 from tests.small import small_problem

@@ -15,7 +15,6 @@ import pytest
 
 from milpplan import solve_lengths
 from milpplan.errors import InvalidInputError
-from milpplan.groups import Workload, workload_of
 from milpplan.lengths import (
     LengthsResult,
     Load,
@@ -25,6 +24,7 @@ from milpplan.lengths import (
     quantum_problem,
     replicas_ns,
 )
+from milpplan.lengths.dispatch.turn_dispatch import TurnDispatcher
 from milpplan.lengths.heterogeneous.count_program import (
     HeterogeneousStep,
     close,
@@ -37,7 +37,10 @@ from milpplan.lengths.heterogeneous.count_program import (
 )
 from milpplan.lengths.heterogeneous.search import HeterogeneousBound, HeterogeneousPacker, HeterogeneousSearch
 from milpplan.lengths.side_by_side.sequence_duals import replica_prices
-from milpplan.lengths.turns.turn_dispatch import TurnDispatcher
+from milpplan.lengths.workload import (
+    Workload,
+    workload_of,
+)
 from milpplan.simulation import IntArray
 from tests.amounts import long_but
 from tests.lengths.all_steps import partitions

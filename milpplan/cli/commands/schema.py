@@ -10,9 +10,12 @@ from pydantic import BaseModel
 
 from milpplan.cli.checks import choice
 from milpplan.cli.outcome import emit
-from milpplan.groups import DispatchFile, GroupedPlanFile
-from milpplan.groups.workload import WorkloadFile
-from milpplan.lengths.side_by_side.team_dispatch import TeamDispatchFile
+from milpplan.lengths import (
+    DispatchFile,
+    GroupedPlanFile,
+    TeamDispatchFile,
+)
+from milpplan.lengths.workload import WorkloadFile
 from milpplan.problem import HardwareSpec, ModelSpec, Overlay, Problem
 from milpplan.problem.scenarios import ScenarioFile
 from milpplan.reports.answers import ChoiceDocument, ExplanationDocument, FewestDocument, GapDocument, LengthsFile

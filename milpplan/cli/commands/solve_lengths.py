@@ -13,10 +13,15 @@ from milpplan.cli.length_options import LengthOptions, are_asked
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show_blocks
 from milpplan.cli.plan_checks import within_range
 from milpplan.errors import InvalidInputError
-from milpplan.groups import Workload, read_lengths, step_of, workload_of
 from milpplan.lengths import LengthsResult, bucketed, check_model, least_padding
 from milpplan.lengths.hotspa_export import hotspa_step
 from milpplan.lengths.solve_lengths import solve_lengths as solve_step
+from milpplan.lengths.workload import (
+    Workload,
+    read_lengths,
+    step_of,
+    workload_of,
+)
 from milpplan.optimize.milp.backends import AUTO, backend_names, load_solvers
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.problem import ModelSpec, Problem

@@ -1,7 +1,7 @@
 """Configuration bounds of a pipeline, where its work bounds leave room for a step within some time.
 
 D replicas can do a workload within a time Z only if one replica with the longest sequence and D - 1 others can
-together (``groups.bounds.long_sequence``). Of the windows of numbers of micro-batches the loosest is refined:
+together (``bounds.long_sequence``). Of the windows of numbers of micro-batches the loosest is refined:
 by the mixture of the divisible loads, by halving, and by the configuration LP where one number,
 or one pair around a micro-batch, is left. The search ends as soon as all replicas together do less than the
 workload.
@@ -26,16 +26,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from milpplan.groups.bounds import StageLoads, Window, best_mixture, long_bound
-from milpplan.groups.bounds.long_sequence import (
-    MAX_MICRO_BATCHES,
-    LoadBound,
-    LongSequenceBound,
-    MicroBatchCountRange,
-    WindowBound,
-    halved,
-)
-from milpplan.groups.bounds.pipeline_bounds import Mixture, PathBound
+from milpplan.lengths.bounds import StageLoads, Window, best_mixture, long_bound
 from milpplan.lengths.bounds.configuration_columns import (
     Columns,
     ConfigurationLP,
@@ -44,7 +35,16 @@ from milpplan.lengths.bounds.configuration_columns import (
     improved,
     worths,
 )
+from milpplan.lengths.bounds.long_sequence import (
+    MAX_MICRO_BATCHES,
+    LoadBound,
+    LongSequenceBound,
+    MicroBatchCountRange,
+    WindowBound,
+    halved,
+)
 from milpplan.lengths.bounds.micro_batch_pricing import Items, MicroBatchPricing, PinnedItem
+from milpplan.lengths.bounds.pipeline_bounds import Mixture, PathBound
 from milpplan.lengths.bounds.work_bounds import PipelineWorkBound
 from milpplan.simulation import FloatArray, IntArray
 

@@ -26,9 +26,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from milpplan.groups.bounds import Window, glop
-from milpplan.groups.bounds.pipeline_bounds import Graph, Mixture, PathBound
+from milpplan.lengths.bounds import Window, glop
 from milpplan.lengths.bounds.micro_batch_pricing import FREE, HOLDS, WITHOUT, MicroBatchPricing, PinnedItem
+from milpplan.lengths.bounds.pipeline_bounds import Graph, Mixture, PathBound
 from milpplan.simulation import BoolArray, FloatArray, IntArray
 
 Decisions = tuple[tuple[int, bool], ...]
@@ -53,7 +53,7 @@ class ConfigurationLP:
     """Configuration LP of a window of numbers of micro-batches.
 
     The maximum work of a replica within a time, with whole sequences in every micro-batch. For a pipeline with
-    some number of micro-batches (``groups.bounds.long_sequence``) let every micro-batch m be a mixture of contents
+    some number of micro-batches (``bounds.long_sequence``) let every micro-batch m be a mixture of contents
     x with shares z_mx, and its times the mixtures of theirs. The maximum work within a time Z is a linear program:
 
         max sum z_mx y(x)    subject to    sum_x z_mx = 1,    every path of mean times takes at most Z.
@@ -66,7 +66,7 @@ class ConfigurationLP:
     the solver. The best contents for the program's duals join it as columns, until it gains nothing. The duals are
     drawn half way to the best known ones (smoothing), which saves rounds. Optional micro-batches may hold nothing.
 
-    It is stronger than the programs over divisible loads (``groups.bounds.long_sequence``): no line replaces the
+    It is stronger than the programs over divisible loads (``bounds.long_sequence``): no line replaces the
     times of products, no ring is both hidden and exposed, and last tiles count in full.
     """
 

@@ -35,12 +35,12 @@ from typing import Any
 
 import numpy as np
 
-from milpplan.groups.bounds import Window
-from milpplan.groups.bounds.long_sequence import WindowBound, halved
-from milpplan.groups.bounds.pipeline_bounds import PathBound
+from milpplan.lengths.bounds import Window
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound, Duals, WindowNode, WindowTree
 from milpplan.lengths.bounds.configuration_columns import ClassWindow, restricted_master_duals
+from milpplan.lengths.bounds.long_sequence import WindowBound, halved
 from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing, PinnedItem
+from milpplan.lengths.bounds.pipeline_bounds import PathBound
 from milpplan.simulation import BoolArray, FloatArray, IntArray
 
 # Number of sequences whose divisions are all enumerated, and number of lengths for bin packing bounds.

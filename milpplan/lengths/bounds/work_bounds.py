@@ -1,6 +1,6 @@
 """Linear lower bounds of the time of one strategy's group, and bounds of pipelines by their work.
 
-``cost_tables`` gives ``groups`` one table per strategy, chosen for the whole workload. A group of few long
+``cost_tables`` gives ``tabled`` one table per strategy, chosen for the whole workload. A group of few long
 sequences differs from a group of many short ones, so here are many linear bounds, all valid for any sequences.
 With x_k sequences of length k on D replicas (at least one sequence),
 
@@ -29,11 +29,11 @@ constant counts once a micro-batch, of which there are at least sum T / capacity
 **The ramp.** Before the last stage starts, the first micro-batch has run forward through the others, and after it
 ends, the last one runs backward through them. Neither takes less than the shortest sequence by itself.
 
-**Pipelines** (``groups.bounds.long_sequence``). The slowest replica takes at least h(Y) for the mean work Y = sum
+**Pipelines** (``bounds.long_sequence``). The slowest replica takes at least h(Y) for the mean work Y = sum
 x_k y_k / D of the last stages, h concave. So from Y_0 to Y_1 the group takes at least the chord of h; and as Y_0
 <= Y <= Y_1 there, also the chord + (Y_0 - Y), and the chord + (Y - Y_1): ``chords_between``.
 
-**Long sequences** (``groups.bounds.long_sequence``). A group whose longest sequence has some length or more takes
+**Long sequences** (``bounds.long_sequence``). A group whose longest sequence has some length or more takes
 at least a concave function H(Y) of its mean work, above h: the same rows with H in the place of h. Groups are
 divided into classes by their longest sequence (``PipelineWorkBound.classes``): a group that holds a long one is
 bounded by H; a group that does not leaves it to others.
@@ -49,9 +49,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from milpplan.groups.bounds import StageLoads, chord, group_ns, load_bound, long_bound
-from milpplan.groups.bounds.long_sequence import MAX_MICRO_BATCHES, LoadBound, LongSequenceBound
 from milpplan.lengths import Load, line_below
+from milpplan.lengths.bounds import StageLoads, chord, group_ns, load_bound, long_bound
+from milpplan.lengths.bounds.long_sequence import MAX_MICRO_BATCHES, LoadBound, LongSequenceBound
 from milpplan.lengths.candidates import SizedCandidate
 from milpplan.lengths.cost_tables import Tables, hull_below, line_of, turns_down
 from milpplan.simulation import FloatArray
@@ -175,12 +175,6 @@ class LinearBounds:
         """Return the highest bound of ``counts`` [n] sequences in ns."""
         is_held = counts > 0
         return float((self.shares[:, is_held] @ counts[is_held] + self.constants).max()) if is_held.any() else 0.0
-
-    def with_bounds(self, others: LinearBounds) -> LinearBounds:
-        """Return the bounds with further bounds of the same groups, which hold no other lengths."""
-        shares = np.concatenate([self.shares, others.shares])
-        shares[:, ~np.isfinite(self.shares[0])] = np.inf
-        return LinearBounds(shares, np.concatenate([self.constants, others.constants]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,13 +70,13 @@ from itertools import pairwise
 import numpy as np
 
 from milpplan.errors import SolverError
-from milpplan.groups.bounds.long_sequence import halved
-from milpplan.groups.bounds.pipeline_bounds import PathBound
 from milpplan.lengths import Packed, StrategyTables, replicas_ns
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound, Duals, WindowNode, WindowTree
 from milpplan.lengths.bounds.configuration_columns import ClassWindow, restricted_master_duals
+from milpplan.lengths.bounds.long_sequence import halved
 from milpplan.lengths.bounds.longest_sequence_branching import begin, copy_in_measure, shorter
 from milpplan.lengths.bounds.micro_batch_pricing import PinnedItem
+from milpplan.lengths.bounds.pipeline_bounds import PathBound
 from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound, latencies
 from milpplan.lengths.records import LengthGroup, TeamTurn
 from milpplan.optimize.milp.backends import backend, check_infeasible

@@ -49,9 +49,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from milpplan.groups.bounds import glop
-from milpplan.groups.bounds import glop as linear
 from milpplan.lengths import StrategyTables
+from milpplan.lengths.bounds import glop
+from milpplan.lengths.bounds import glop as linear
 from milpplan.lengths.bounds.micro_batch_pricing import NOTHING, Items, KnapsackDP
 from milpplan.lengths.bounds.work_bounds import latencies
 from milpplan.lengths.side_by_side.teams import Family

@@ -1,9 +1,9 @@
 """Local search on the packing of a strategy, at the strategy's own times.
 
-A heuristic; the answers are timed exactly by ``cost_tables``. ``groups.packing`` packs for equal stages and one
-table of work. Here every stage has its own layers and ends, and a micro-batch takes the time of its tokens and its
-attention, with the last tiles of its longest sequence: per phase the larger of *ring exposed* and *ring hidden*,
-which is the exact time.
+A heuristic; the answers are timed exactly by ``cost_tables``. ``tabled.local_search`` packs for equal stages and
+one table of work. Here every stage has its own layers and ends, and a micro-batch takes the time of its tokens and
+its attention, with the last tiles of its longest sequence: per phase the larger of *ring exposed* and *ring
+hidden*, which is the exact time.
 
 The neighbourhoods: sequences of the slowest replica move or are exchanged, within it or with another replica, or
 open a micro-batch of their own; its micro-batches change places. Every round makes the best of some random
@@ -12,7 +12,7 @@ changes, even if it is longer by less than a threshold that falls to zero (thres
 answers.
 
 **Construction** for pipelines follows the best load shapes. The first micro-batches of a pipeline should be short
-and grow, and the last ones shrink; the program of ``groups.bounds.long_sequence`` says how for divisible loads.
+and grow, and the last ones shrink; the program of ``bounds.long_sequence`` says how for divisible loads.
 Around a long sequence, which cannot be divided, the shape differs. So every replica gets its longest sequence, the
 best position for it and the best number of micro-batches. Then the other sequences follow, the longest first, each
 where most load is missing. Alternatively only some replicas get one of the longest sequences and also the other
@@ -28,9 +28,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from milpplan.groups.bounds import StageLoads, Window
-from milpplan.groups.bounds.long_sequence import best_loads
 from milpplan.lengths import Load
+from milpplan.lengths.bounds import StageLoads, Window
+from milpplan.lengths.bounds.long_sequence import best_loads
 from milpplan.lengths.bounds.work_bounds import PipelineWorkBound
 from milpplan.lengths.cost_tables import Tables, ring_times
 from milpplan.simulation import FloatArray, IntArray

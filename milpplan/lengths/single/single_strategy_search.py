@@ -21,11 +21,10 @@ from contextlib import suppress
 import numpy as np
 
 from milpplan.errors import InfeasibleError, SolverError
-from milpplan.groups import GroupedProblem, SwitchTimes, solve_groups
-from milpplan.groups.bounds.long_sequence import WindowBound
 from milpplan.lengths import Packed, Step, StrategyTables, cutoff_ns, recomputes_less
 from milpplan.lengths.baselines import bucketed_step
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound, around_larger, with_larger
+from milpplan.lengths.bounds.long_sequence import WindowBound
 from milpplan.lengths.bounds.longest_sequence_branching import LongestSequenceBranching
 from milpplan.lengths.bounds.work_bounds import DEEP, PipelineWorkBound
 from milpplan.lengths.side_by_side.sequence_duals import single_strategy_bound_ns
@@ -34,6 +33,11 @@ from milpplan.lengths.single.replica_feasibility import ReplicaFeasibility
 from milpplan.lengths.steps import GAP_SHARE
 from milpplan.lengths.strategy_tables import Effort
 from milpplan.lengths.switches import NEVER_NS
+from milpplan.lengths.tabled import (
+    GroupedProblem,
+    SwitchTimes,
+    solve_groups,
+)
 from milpplan.simulation import IntArray
 
 MAX_EFFORT_RATIO = 3.0
@@ -639,7 +643,7 @@ class SingleStrategySearch:
 
     def _prove_in_integers(self, below_ns: float, deadline: float) -> None:
         """Raise bounds of strategies of one stage by dual values of micro-batch contents, then by the programs of
-        ``groups``."""
+        ``tabled``."""
         pool = self.pool
         members = [member for member in self._open_singles(below_ns) if member not in self.in_integers]
         self.in_integers.update(members)

@@ -35,8 +35,8 @@ from typing import Literal
 
 import numpy as np
 
-from milpplan.groups.bounds import glop
 from milpplan.lengths import StrategyTables
+from milpplan.lengths.bounds import glop
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
 from milpplan.lengths.bounds.work_bounds import DEEP, LengthClass, LinearBounds, PipelineWorkBound
 from milpplan.simulation import BoolArray, FloatArray, IntArray
@@ -372,17 +372,6 @@ class IntervalBounds:
         if level == "longest" and not self._can_hold_longest(strategy):
             return "none"
         return "coarse" if level == "alone" and not self._renew(strategy) else level
-
-    def bounds_near(self, strategy: int, counts: FloatArray) -> LinearBounds:
-        """Return bounds of groups that hold about ``counts`` [n] sequences."""
-        intervals = self.of(strategy, "none")
-        if not intervals:
-            return self.linear_bounds[strategy]
-        work_bound = self._work_bound(strategy, "none")
-        index = (
-            int(np.searchsorted(_NARROW, float(work_bound.sequence_loads @ counts) / work_bound.total_load)) - 1
-        )
-        return intervals[min(max(index, 0), len(intervals) - 1)][0]
 
     def _shared_bounds(
         self, strategy: int, classes: Sequence[LengthClass | None]

@@ -13,7 +13,6 @@ import heapq
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 
@@ -67,20 +66,6 @@ class Node:
     def raise_to(self, bound_ns: float) -> None:
         """Raise the bound to ``bound_ns`` if that is higher."""
         self.bound_ns = max(self.bound_ns, bound_ns)
-
-
-class Helper(Protocol):
-    """Worker process that works on some of the sets."""
-
-    @property
-    def busy(self) -> bool:
-        """True if it works on an open set."""
-
-    def share(self, left: list[Node]) -> None:
-        """Hand over some of the sets of a heap, and put back the finished ones."""
-
-    def recall(self) -> None:
-        """Release the sets that it was assigned."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,54 +6,43 @@ bound is always next, as it determines the bound of the step.
  1. *Screening* (``screening``): all sets at once with free switches, then with their pipelines' work in intervals.
  2. *Own memory*: bounds of its strategies as if each had the memory to itself, with the term of the longest
     sequence for a strategy that holds nearly everything. Repeated whenever such a bound rises. Then the strategies
-    that are in many sets get the bounds of 6 and 7, once for all sets.
- 3. *Pricing of switches*: the cheapest order with a lower bound of its switches; after 6, with the switches
+    that are in many sets get the bounds of 5 and 6, once for all sets.
+ 3. *Pricing of switches*: the cheapest order with a lower bound of its switches; after 5, with the switches
     themselves.
- 4. *Opening* as in 10, if the bound rests on pipelines that hold next to nothing.
- 5. *Replica inequalities* (``set_branch_and_bound``): limits on what replicas hold, as long as they raise the
-    bound fast; after 9 to the end.
- 6. *Narrow intervals* of the pipelines' work, with the capacity of their micro-batches. The first set that gets
-    here is packed as its linear programs, and those of 5, divide the sequences.
- 7. *Longest sequence*: pipelines branch on whether they hold the longest sequence of all, and on what that adds to
+ 4. *Opening* as in 8, if the bound rests on pipelines that hold next to nothing.
+ 5. *Narrow intervals* of the pipelines' work, with the capacity of their micro-batches. The first set that gets
+    here is packed as its linear programs divide the sequences.
+ 6. *Longest sequence*: pipelines branch on whether they hold the longest sequence of all, and on what that adds to
     their time.
- 8. *Exclusive sequences*: programs of pipelines of one replica with all sequences that only they hold
-    (``ExclusiveProgram``).
- 9. *Whole sequences* near the work on which the bound rests (``configuration_bound``), before all groups branch on
+ 7. *Whole sequences* near the work on which the bound rests (``configuration_bound``), before all groups branch on
     classes of their longest sequence.
- 10. *Opening*: ``groups.search.solve_set`` on the tables of the set, with bounds that are tight where its linear
+ 8. *Opening*: ``tabled.search.solve_set`` on the tables of the set, with bounds that are tight where its linear
     programs divide the sequences. The answer is packed and timed exactly. Some sets without pipelines are opened
     first, to find a short step early.
 
-All steps use the sequences that only one strategy of the set can hold (``exclusive_sequences``). When the time is
-over, a set keeps its bound. A second process may work on some of the sets (``SetProcess``).
-
-**Worker process** (``SetProcess``), used when no single strategy is in question any more. Both processes use the
-same bounding steps; the worker begins with a copy of the search after screening. Sets whose longest sequences run
-under the same strategy share the most expensive bounds, so they go to one process if both keep enough work. Every
-request names the sets to work on; every reply has their bounds and the best step found. If the worker dies, its
-sets return to this process.
+When the time is over, a set keeps its bound.
 """
 
 from __future__ import annotations
 
 import heapq
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.errors import MilpplanError
-from milpplan.groups import GroupedProblem, SwitchTimes, solve_set
-from milpplan.groups.plan import best_tour, least_overhead_ns
 from milpplan.lengths import Packed, Step, StrategyTables, Switches, cutoff_ns
 from milpplan.lengths.steps import AnyStep
+from milpplan.lengths.tabled import (
+    GroupedProblem,
+    SwitchTimes,
+    solve_set,
+)
+from milpplan.lengths.tabled.plan import best_tour, least_overhead_ns
 from milpplan.lengths.turns.lagrangian_mixtures import Kind, best_shares
-from milpplan.lengths.turns.screening import Helper, Node, ScreeningResult, StrategySet
+from milpplan.lengths.turns.screening import Node, ScreeningResult, StrategySet
 from milpplan.lengths.turns.set_bounds import SetBounds
-from milpplan.parallel import WorkerProcess
 from milpplan.simulation import IntArray
 
 
@@ -65,7 +54,7 @@ class Orders:
     switches: Switches
 
     def problem(self, members: list[int], times: SwitchTimes) -> GroupedProblem:
-        """Return the problem of ``groups`` for some strategies, all of which may take turns, with their true
+        """Return the problem of ``tabled`` for some strategies, all of which may take turns, with their true
         reductions."""
         return GroupedProblem(
             self.pool.load.lengths,
@@ -122,20 +111,8 @@ _FIRST_OPENED, _FIRST_SHARE = 6, 0.15
 _MOST_POLISHED, _LOSS = 2, 0.002
 # Seconds of one call for whole sequences of a pipeline.
 _FILL_S = 0.7
-# Seconds of one call for programs of exclusive sequences.
-_FORCE_S = 2.5
-# Seconds of one call for replica inequalities, and if only known inequalities are applied.
-_LEAD_S, _TRY_S = 0.5, 0.15
-# Relative rise of the bound in one call that is worth another call at once.
-_MUCH = 2e-3
-# Seconds for packing the first set with pipelines, for each kind of linear program.
+# Seconds for packing the first set with pipelines.
 _PLACE_S = 1.0
-# Seconds of sleep while only the second process has work.
-_WAIT_S = 0.02
-
-
-def _no_helper() -> None:
-    """Default for ``get_helper``: no worker process."""
 
 
 class TurnSearch:
@@ -161,8 +138,6 @@ class TurnSearch:
         # A set with pipelines was packed.
         self.packed_first = False
         self.deadline = float("inf")
-        # Time of a step that the other process reported.
-        self.below_ns = float("inf")
 
     @property
     def bound_ns(self) -> float:
@@ -172,7 +147,7 @@ class TurnSearch:
     @property
     def target_ns(self) -> float:
         """Cutoff: a set whose bound reaches it is closed."""
-        return cutoff_ns(min(self.best.time_ns, self.below_ns), self.gap)
+        return cutoff_ns(self.best.time_ns, self.gap)
 
     def take(self, step: AnyStep) -> None:
         """Keep a step from another search if it is shorter than the incumbent."""
@@ -185,7 +160,6 @@ class TurnSearch:
         deadline: float,
         poll: Callable[[], object] = bool,
         pause_ns: Callable[[], float] = lambda: np.inf,
-        get_helper: Callable[[], Helper | None] = _no_helper,
     ) -> None:
         """Screen all sets, then tighten the bounds of those that stay open (``tighten``)."""
         if len(self.members) > 1 and max_strategies > 1:
@@ -200,14 +174,12 @@ class TurnSearch:
             self.nodes = [self.node(screened, number) for number, screened in enumerate(screening.sets[:limit])]
         self.is_bounded = True
         self._first(self.nodes)
-        self.tighten(poll, pause_ns, get_helper)
+        self.tighten(poll, pause_ns)
 
     def tighten(
         self,
         poll: Callable[[], object] = bool,
         pause_ns: Callable[[], float] = lambda: np.inf,
-        get_helper: Callable[[], Helper | None] = _no_helper,
-        sets: Sequence[Node] | None = None,
     ) -> None:
         """Tighten the set with the lowest bound by its next bounding step, until no set is open.
 
@@ -216,29 +188,20 @@ class TurnSearch:
         Args:
             poll: called between two bounding steps; it may ``take`` a step.
             pause_ns: gives the bound in ns at which to return early.
-            get_helper: returns the process that works on some of the sets, if there is one.
-            sets: the sets to tighten; None: all.
         """
-        open_sets = list(self.nodes if sets is None else sets)
+        open_sets = list(self.nodes)
         heapq.heapify(open_sets)
         # Sets without further bounding steps for now.
         exhausted: list[Node] = []
         while True:
             poll()
-            helper = get_helper()
-            if helper is not None:
-                helper.share(open_sets)
             for node in [node for node in exhausted if self._has_stronger_bounds(node)]:
                 heapq.heappush(open_sets, node)
                 exhausted.remove(node)
             cutoff_ns = min(self.target_ns, pause_ns())
-            if time.perf_counter() > self.deadline:
+            is_late = time.perf_counter() > self.deadline
+            if is_late or not open_sets or open_sets[0].bound_ns >= cutoff_ns:
                 break
-            if not open_sets or open_sets[0].bound_ns >= cutoff_ns:
-                if helper is None or not helper.busy:
-                    break
-                time.sleep(_WAIT_S)
-                continue
             lowest = open_sets[0]
             if self._has_stronger_bounds(lowest):
                 self._own_memory(lowest)
@@ -251,8 +214,6 @@ class TurnSearch:
                 heapq.heapreplace(open_sets, lowest)
             else:
                 exhausted.append(heapq.heappop(open_sets))
-        if helper is not None:
-            helper.recall()
 
     def node(self, screened: StrategySet, number: int) -> Node:
         """Return the search node of a screened set, with all bounding steps ahead."""
@@ -262,15 +223,12 @@ class TurnSearch:
             self._common,
             self._price_roughly,
             self._open_small,
-            self._bound_by_replicas_first,
             self._narrow,
             self._price,
             self._pack_first,
             self._longest,
             self._own_memory,
-            self._exclusive,
             self._sharpen,
-            self._bound_by_replicas,
             self._classify,
             self._open,
         ]
@@ -399,41 +357,10 @@ class TurnSearch:
         if not self.packed_first:
             self.packed_first = True
             self._arrange(node, self._linear_splits(node), time.perf_counter() + _PLACE_S)
-            set_search = self.bounds.set_searches.get(node.number)
-            if set_search is not None and set_search.bound_ns >= node.bound_ns:
-                self._arrange(node, set_search.splits(), time.perf_counter() + _PLACE_S)
-
-    def _bound_by_replicas_first(self, node: Node) -> None:
-        """Tighten the set with replica inequalities as long as that raises its bound fast.
-
-        Sets without any such inequality yet apply only those known from other sets.
-        """
-        previous_ns, may_learn = node.bound_ns, bool(node.nearly_all) or node.number in self.bounds.set_searches
-        seconds = _LEAD_S if may_learn else _TRY_S
-        is_unfinished = self.bounds.bound_by_replicas(
-            node, self.target_ns, self._end_after(seconds), learns=may_learn
-        )
-        if is_unfinished and node.bound_ns > previous_ns * (1.0 + _MUCH):
-            node.bounding_steps.insert(0, self._bound_by_replicas_first)
-
-    def _bound_by_replicas(self, node: Node, *, anew: bool = True) -> None:
-        """Tighten the set with replica inequalities until it stalls.
-
-        Args:
-            node: the set.
-            anew: restart from the current open intervals of work.
-        """
-        if self.bounds.bound_by_replicas(node, self.target_ns, self._end_after(_LEAD_S), anew=anew):
-            node.bounding_steps.insert(0, partial(self._bound_by_replicas, anew=False))
 
     def _end_after(self, seconds: float) -> float:
         """Return the time so many seconds from now, at most the deadline."""
         return min(self.deadline, time.perf_counter() + seconds)
-
-    def _exclusive(self, node: Node) -> None:
-        """Bound the set by programs of its pipelines' exclusive sequences."""
-        if self.bounds.prove_exclusive(node, self.target_ns, self._end_after(_FORCE_S)):
-            self._longest(node)
 
     def _longest(self, node: Node) -> None:
         """Bound the set by narrow intervals and whether its pipelines hold the longest sequence, except for deep
@@ -467,7 +394,7 @@ class TurnSearch:
         members = self._members_of(node)
         problem = self.orders.problem(members, self.switches.times(members))
         seconds = max(_LEAST_S, _SEARCH_SHARE * (self.deadline - time.perf_counter()))
-        indices, below_ns = tuple(range(len(members))), min(self.best.time_ns, self.below_ns)
+        indices, below_ns = tuple(range(len(members))), self.best.time_ns
         floors = self.bounds.floors(node, self._linear_splits(node))
         plan, bound_ns = solve_set(problem, indices, below_ns, self.backend, self.gap, seconds, floors)
         # The program does not cover work that is already closed.
@@ -503,179 +430,3 @@ class TurnSearch:
         """Return how the linear programs of the set's bounds divide the sequences, [q, n] each."""
         strategies = node.screened.strategies
         return best_shares(self.bounds.linear_problem(strategies), np.arange(len(strategies)))
-
-
-# Seconds of a time slice; the minimum remaining seconds for which a worker is started.
-_SLICE_S, _WORTH_S = 0.5, 4.0
-
-
-@dataclass(frozen=True, eq=False)
-class SetProcessInit:
-    """First message: the search after screening."""
-
-    search: TurnSearch
-
-    def worker(self, gone: threading.Event) -> SetsWorker:
-        """Return the object that answers the following messages."""
-        # The parent process packs the first set and polishes steps.
-        self.search.packed_first = self.search.polished = True
-        return SetsWorker(self.search)
-
-
-@dataclass(frozen=True, slots=True)
-class SetProcessRequest:
-    """Request for a time slice."""
-
-    numbers: frozenset[int]
-    """Sets to work on."""
-    below_ns: float
-    """Time to beat."""
-    end_s: float
-    """End of the search, by ``time.time``."""
-
-
-@dataclass(frozen=True, slots=True)
-class SetProcessReply:
-    """Result of a time slice."""
-
-    bounds: dict[int, tuple[float, float]]
-    """Bound and cost of the order of every set in ns."""
-    ended: frozenset[int]
-    """Sets without further bounding steps."""
-    best: Step | None
-    """Best new step, if there is one."""
-    cpu_s: float
-    """CPU seconds so far."""
-
-
-@dataclass(slots=True)
-class SetsWorker:
-    """Side of the worker process: answers requests."""
-
-    search: TurnSearch
-    num_reported: int = 0
-
-    def reply(self, request: SetProcessRequest) -> SetProcessReply:
-        """Work for a time slice and return its result."""
-        search, now = self.search, time.perf_counter()
-        search.below_ns = min(search.below_ns, request.below_ns)
-        search.deadline = now + request.end_s - time.time()
-        pause = min(now + _SLICE_S, search.deadline)
-        nodes = [node for node in search.nodes if node.number in request.numbers]
-        search.tighten(pause_ns=lambda: -np.inf if time.perf_counter() > pause else np.inf, sets=nodes)
-        new = search.steps[self.num_reported :]
-        self.num_reported = len(search.steps)
-        return SetProcessReply(
-            {node.number: (node.bound_ns, node.order_ns) for node in nodes},
-            frozenset(node.number for node in nodes if not node.bounding_steps),
-            min(new, key=lambda node: node.time_ns, default=None),
-            time.process_time(),
-        )
-
-
-@dataclass(eq=False)
-class SetProcess:
-    """Side of the parent process: assigns open sets to the worker and takes finished ones back."""
-
-    search: TurnSearch
-    process: WorkerProcess | None
-    assigned: dict[int, Node] = field(default_factory=dict)
-    awaited: bool = False
-    cpu_s: float = 0.0
-
-    @staticmethod
-    def of(search: TurnSearch) -> SetProcess | None:
-        """Start the worker; None if there are too few open sets or too little time."""
-        open_ = [node for node in search.nodes if node.bound_ns < search.target_ns]
-        if len(open_) < 2 or search.deadline - time.perf_counter() < _WORTH_S:
-            return None
-        return SetProcess(search, WorkerProcess(SetProcessInit(search)))
-
-    @property
-    def busy(self) -> bool:
-        """True if the worker has an open set."""
-        return self.process is not None and any(self._open(self.assigned.values()))
-
-    def share(self, nodes: list[Node]) -> None:
-        """Poll the worker, take finished sets back into the heap ``left`` and assign new ones; no set is in both
-        processes."""
-        if self.process is None or (self.awaited and not self.process.answered):
-            return
-        if self.awaited:
-            self.awaited = False
-            try:
-                self._take(self.process.answer(None, None), nodes)
-            except MilpplanError:
-                self.close()
-                nodes += self.assigned.values()
-                self.recall()
-                heapq.heapify(nodes)
-                return
-        self._deal(nodes)
-        heapq.heapify(nodes)
-        numbers = frozenset(node.number for node in self._open(self.assigned.values()))
-        if numbers:
-            end_s = time.time() + self.search.deadline - time.perf_counter()
-            self.process.send(SetProcessRequest(numbers, self.search.best.time_ns, end_s))
-            self.awaited = True
-
-    def _take(self, reply: SetProcessReply, nodes: list[Node]) -> None:
-        """Apply the reply to the sets, some of which may have come back meanwhile."""
-        self.cpu_s = reply.cpu_s
-        if reply.best is not None:
-            self.search.take(reply.best)
-        for node in [*self.assigned.values(), *nodes]:
-            bound_ns, order_ns = reply.bounds.get(node.number, (0.0, 0.0))
-            node.raise_to(bound_ns)
-            # The bound contains the order's cost.
-            node.order_ns = max(node.order_ns, order_ns)
-        target_ns = self.search.target_ns
-        for number in [
-            key for key, node in self.assigned.items() if key in reply.ended or node.bound_ns >= target_ns
-        ]:
-            node = self.assigned.pop(number)
-            node.bounding_steps = []
-            nodes.append(node)
-
-    def _deal(self, nodes: list[Node]) -> None:
-        """Give half of the open sets of one process to the other if that has none."""
-        here, there = (
-            sorted(node for node in self._open(nodes) if node.bounding_steps),
-            sorted(self._open(self.assigned.values())),
-        )
-        if not there:
-            self.assigned |= {node.number: node for node in self._half(here)}
-            nodes[:] = [node for node in nodes if node.number not in self.assigned]
-        elif not here:
-            nodes += [self.assigned.pop(node.number) for node in self._half(there)]
-
-    def _half(self, nodes: list[Node]) -> list[Node]:
-        """Return every other class of sets by ``_holds_longest``, or every other set within a single class,
-        without the first."""
-        classes = list(dict.fromkeys(self._holds_longest(node) for node in nodes))
-        if len(classes) == 1:
-            return nodes[1::2]
-        chosen = set(classes[1::2])
-        return [node for node in nodes if self._holds_longest(node) in chosen]
-
-    def _holds_longest(self, node: Node) -> int:
-        """Return the strategy of the set with the largest capacity."""
-        search = self.search
-        return max(
-            node.screened.strategies,
-            key=lambda strategy: search.pool.max_quanta(search.members[strategy], shared_memory=True),
-        )
-
-    def _open(self, nodes: Iterable[Node]) -> list[Node]:
-        """Return the nodes whose bound is below the target."""
-        return [node for node in nodes if node.bound_ns < self.search.target_ns]
-
-    def recall(self) -> None:
-        """Return all assigned sets to this process."""
-        self.assigned.clear()
-
-    def close(self) -> None:
-        """End the worker."""
-        if self.process is not None:
-            self.process.close(at_once=True)
-            self.process = None

@@ -1,0 +1,12 @@
+"""Dispatch of one batch under the strategies of a plan, in milliseconds, with a proved gap."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from milpplan.library import lazy_exports
+
+if TYPE_CHECKING:
+    from milpplan.lengths.dispatch.dispatcher import Dispatch, Dispatcher
+else:
+    __getattr__ = lazy_exports(__name__, __file__)

@@ -1,0 +1,552 @@
+"""Dispatcher for strategies in turn during training: batch after batch under the strategies of a solved step.
+
+``TurnDispatcher(problem, result)`` takes the strategies and the home of ``solve_lengths``'s result (one strategy
+is a step, too) and computes once the times of sequences of every length under each. ``dispatch(lengths)`` then
+plans a batch in milliseconds: which sequence runs under which strategy, on which replica, in which micro-batch,
+and in which order the strategies run, with the exact time of this project's cost model and a proved bound.
+
+Two dispatchers on tables (``dispatcher``) do the work. The bound comes from one whose tables never exceed the
+exact times (``cost_tables.strategy_of``), or, if a pipeline is the only strategy, from mixtures learned for it
+(``PipelineBound``). The sequences are placed by one whose pipelines resemble the real ones
+(``cost_tables.typical_pipeline``), or by the former if no strategy has stages. On pipelines some numbers of
+micro-batches are tried, and the packing is improved a little (``packing_local_search``). The result is timed
+exactly (``cost_tables``), and the order is the best one for these times. Memory is that of these strategies only.
+
+A dispatcher holds nothing but what follows from its arguments, so threads share it and processes get it pickled;
+equal batches get equal answers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, product
+
+import numpy as np
+
+from milpplan.errors import InvalidInputError
+from milpplan.lengths import MAX_QUANTA, LengthsResult, Load, Packed, StrategyTables, Switches, quantum_problem
+from milpplan.lengths.bounds import StageLoads, Window, best_mixture, group_ns
+from milpplan.lengths.bounds.long_sequence import (
+    MAX_MICRO_BATCHES,
+    LoadBound,
+    LongSequenceBound,
+    MicroBatchCountRange,
+)
+from milpplan.lengths.bounds.pipeline_bounds import Mixture, PathBound
+from milpplan.lengths.bounds.work_bounds import MOST_STAGES, latencies, ramp, stage_loads
+from milpplan.lengths.candidates import SizedCandidate, candidates, sized
+from milpplan.lengths.cost_tables import Tables, typical_pipeline
+from milpplan.lengths.dispatch import Dispatch, Dispatcher
+from milpplan.lengths.document import (
+    Degrees,
+    DispatchFile,
+    DispatchGroup,
+)
+from milpplan.lengths.records import MicroBatches, RanStep
+from milpplan.lengths.sequences import checked_batch
+from milpplan.lengths.single.packing_local_search import Timer, improved
+from milpplan.lengths.tabled import (
+    Group,
+    GroupedPlan,
+    GroupedProblem,
+    Kind,
+    Packing,
+    Strategy,
+    arranged,
+)
+from milpplan.lengths.tabled.plan import best_tour
+from milpplan.lengths.tabled.problem import MAX_DISTINCT
+from milpplan.problem import Problem
+from milpplan.simulation import IntArray
+from milpplan.units import NS_PER_S
+
+# Loads for ranges and boxes, in full micro-batches of a replica; lengths of the longest sequence as shares of a
+# full one.
+_LOADS = (1.0, 1.7, 3.0, 5.0, 8.0, 12.0, 18.0, 27.0, 40.0)
+_BOX_LOADS, _SHARES = (1.5, 5.0, 16.0), (0.3, 0.65, 1.0)
+# Share of a full micro-batch at which lines are highest.
+_AT = 0.25
+# Number of programs for the ranges of a load.
+_MAX_SPLITS = 16
+# First numbers of the ranges; beyond the last one the last stage's work is the bound.
+_FIRSTS = (1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 45, 64, 91, MAX_MICRO_BATCHES)
+# Ends of the numbers ahead of the longest and behind it; the last side is open.
+_EDGES = (0, 1, 2, 4, 7, 12)
+# Number of nearest loads whose mixtures are evaluated.
+_NEAREST = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Range:
+    """Numbers ``first`` to ``last`` of micro-batches, with a mixture that holds for them, if there is one."""
+
+    first: int
+    last: int
+    mixture: Mixture | None = None
+
+    @property
+    def is_solved(self) -> bool:
+        """True if the mixture was found for exactly these numbers."""
+        return self.mixture is not None and self.mixture.window == Window.of(self.first, self.last)
+
+    def bound(self, stages: StageLoads, ramp_ns: float, load: float) -> PathBound:
+        """Return the tightest bound of stages at a load."""
+        work = _work(stages, ramp_ns, self.first)
+        if self.mixture is None:
+            return work
+        return max(work, self.mixture.bound(stages, load), key=lambda bound: bound.at(load))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ranges:
+    """Consecutive ranges of the number of micro-batches, from 1 on."""
+
+    parts: tuple[_Range, ...]
+
+    @staticmethod
+    def of(stages: StageLoads, num_stages: int, load: float) -> _Ranges:
+        """Solve a program for, or halve, the range of the lowest bound at a load, some times."""
+        ranges = [_Range(first, end - 1) for first, end in pairwise(_FIRSTS)]
+        for _ in range(_MAX_SPLITS):
+            lowest = min(ranges, key=lambda part: part.bound(stages, 0.0, load).at(load))
+            if lowest.is_solved and lowest.first < lowest.last:
+                ranges.remove(lowest)
+                middle = (lowest.first + lowest.last) // 2
+                ranges += [replace(lowest, last=middle), replace(lowest, first=middle + 1)]
+                lowest = min(ranges[-2:], key=lambda part: part.bound(stages, 0.0, load).at(load))
+            if lowest.is_solved:
+                break
+            ranges.remove(lowest)
+            window = Window.of(lowest.first, lowest.last)
+            ranges.append(replace(lowest, mixture=best_mixture(stages, num_stages, window, load)))
+        return _Ranges(tuple(sorted(ranges, key=lambda part: part.first)))
+
+    def at(self, stages: StageLoads, ramp_ns: float, load: float) -> LoadBound:
+        """Return the tightest bound of stages at a load."""
+        ranges = [
+            MicroBatchCountRange(part.first, part.last, part.bound(stages, ramp_ns, load)) for part in self.parts
+        ]
+        return LoadBound((*ranges, MicroBatchCountRange(_FIRSTS[-1], None, _work(stages, ramp_ns, _FIRSTS[-1]))))
+
+
+def _work(stages: StageLoads, ramp_ns: float, number: int) -> PathBound:
+    """Return the bound by the last stage's work with ``number`` or more micro-batches."""
+    return PathBound(stages.last_ns * number + ramp_ns, 1.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Boxes:
+    """Mixtures of windows that cover all numbers on both sides of the longest sequence's micro-batch."""
+
+    mixtures: tuple[Mixture, ...]
+
+    @staticmethod
+    def of(stages: StageLoads, num_stages: int, load: float, longest_load: float) -> _Boxes:
+        """Find the mixtures that are tight at a load whose longest sequence is ``longest_load``."""
+        ends = [(first, last - 1, False) for first, last in pairwise(_EDGES)]
+        sides = [*ends, (_EDGES[-1], _EDGES[-1], True)]
+        windows = [Window(ahead[:2], behind[:2], (ahead[2], behind[2])) for ahead, behind in product(sides, sides)]
+        simple = stages.with_kinds(1)
+        return _Boxes(tuple(best_mixture(simple, num_stages, ahead, load, longest_load) for ahead in windows))
+
+    def at(self, stages: StageLoads, plain: LoadBound, load: float, longest_load: float) -> LongSequenceBound:
+        """Return the tightest bound of stages at a load, no less than ``plain`` for the numbers of a box."""
+        bounds: list[PathBound] = []
+        for mixture in self.mixtures:
+            window = mixture.window
+            ranges = [count_range for count_range in plain.ranges if (count_range.last or np.inf) >= window.fewest]
+            if not any(window.open):
+                ranges = [count_range for count_range in ranges if count_range.first <= window.number]
+            bound = mixture.bound(stages, load, longest_load)
+            is_better = bound.at(load) > min(count_range.bound.at(load) for count_range in ranges)
+            bounds += [bound] if is_better else [count_range.bound for count_range in ranges]
+        return LongSequenceBound(longest_load, tuple(dict.fromkeys(bounds)))
+
+
+@dataclass(frozen=True, eq=False)
+class PipelineBound:
+    """Lower bounds of batches under one pipelined strategy.
+
+    ``bounds.long_sequence`` solves programs for a workload. A mixture of paths from such
+    a program bounds any pipeline and any sequences. So this class keeps the mixtures for a few loads, in numbers
+    of full micro-batches, and for a few lengths of the longest sequence, and evaluates them for the batch at hand:
+    its lines (``work_bounds.stage_loads``), its heaviest sequences, its longest one. No program is solved for a
+    batch.
+
+     - *Ranges* cover all numbers of micro-batches of a replica, each with its mixture; a load has the bound of the
+       range with the lowest value (``LoadBound``).
+     - *Boxes* cover all numbers ahead of the longest sequence's micro-batch and behind it, each with its window's
+       mixture; D replicas with it on one of them take at least ``long_sequence.group_ns``.
+
+    The mixtures of the nearest loads are evaluated, and the best one counts: each holds by itself.
+    """
+
+    tables: Tables
+    """Cost tables of all lengths that may occur."""
+    strategy: SizedCandidate
+    max_quanta: int
+    """Capacity of a micro-batch."""
+    ranges: tuple[_Ranges, ...]
+    boxes: tuple[tuple[_Boxes, ...], ...]
+
+    @staticmethod
+    def of(tables: Tables, strategy: SizedCandidate, max_quanta: int) -> PipelineBound:
+        """Learn mixtures from the workload of ``tables``, whose sequences are typical."""
+        layout, load = strategy.candidate.layout, tables.load
+        num_stages = min(layout.pp, MOST_STAGES)
+        typical = _held(tables, np.flatnonzero(load.counts), load.counts[load.counts > 0])
+        stages = stage_loads(typical, layout.pp, max_quanta, max(1.0, _AT * max_quanta))
+        full_load = float(typical.load.counts @ stages.last) * max_quanta / typical.load.num_quanta
+        even_stages = replace(stages, most=np.full(len(stages.most), full_load))
+        ranges = [_Ranges.of(even_stages, num_stages, num_full * full_load) for num_full in _LOADS]
+        boxes = [
+            tuple(_Boxes.of(even_stages, num_stages, num_full * full_load, share * full_load) for share in _SHARES)
+            for num_full in _BOX_LOADS
+        ]
+        return PipelineBound(tables, strategy, max_quanta, tuple(ranges), tuple(boxes))
+
+    def group_ns(self, lengths: IntArray, counts: IntArray) -> float:
+        """Return the minimum time of ``counts`` [k] sequences of ascending ``lengths`` [k], without reduction and
+        finish.
+
+        The lengths in tokens are among those of the tables. Lengths that do not fit are not checked.
+        """
+        layout = self.strategy.candidate.layout
+        tables = _held(self.tables, np.searchsorted(self.tables.load.lengths, lengths), counts)
+        stages = stage_loads(tables, layout.pp, self.max_quanta, max(1.0, _AT * self.max_quanta))
+        ramp_ns = ramp(tables, layout.pp, self.max_quanta)
+        load = float(counts @ stages.last) / layout.dp
+        longest_load = float(stages.last[-1])
+        unit = float(counts @ stages.last) * self.max_quanta / tables.load.num_quanta
+        bounds = [
+            self.ranges[index].at(stages, ramp_ns, load) for index in _nearest(_LOADS, load / unit)[:_NEAREST]
+        ]
+        plain = max(bounds, key=lambda index: index.at(load))
+        bounds_ns = [plain.at(load), float(latencies(tables, self.strategy, self.max_quanta)[-1])]
+        for index in _nearest(_BOX_LOADS, load / unit)[:_NEAREST]:
+            boxes = self.boxes[index][_nearest(_SHARES, longest_load / unit)[0]]
+            long_bound = boxes.at(stages, plain, max(load, longest_load), longest_load)
+            bounds_ns.append(float(group_ns(long_bound, plain, layout.dp, np.array([load]))[0]))
+        return max(bounds_ns)
+
+
+def _held(tables: Tables, indices: IntArray, counts: IntArray) -> Tables:
+    """Return the tables restricted to ``counts`` [k] sequences of the lengths with indices ``indices`` [k]."""
+    load = Load(tables.load.lengths[indices], counts, tables.load.token_quantum, tables.load.rules)
+    return replace(tables, load=load, cores=tables.cores[..., indices])
+
+
+def _nearest(ratios: Sequence[float], value: float) -> list[int]:
+    """Return the indices of the ratios, the nearest first."""
+    return sorted(range(len(ratios)), key=lambda index: abs(np.log(ratios[index] / value)))
+
+
+# Effort of the local search on pipelines; it falls from some number of sequences on, as placing them takes longer;
+# changes per round.
+_EFFORT, _FEW, _CHANGES = 5_500, 768, 24
+# Numbers of micro-batches beyond the minimum that are tried: for few, many and very many sequences.
+_SPARES, _SPARES_MANY, _SPARES_MOST = (1, 2, 3, 4, 6, 8, 12), (4, 6, 9), (6,)
+# Number of stages beyond which sequences and spare micro-batches count proportionally more, as their ramps are
+# longer; number of sequences that is very many.
+_STAGES, _MOST = 4, 2_048
+
+
+@dataclass(frozen=True, slots=True)
+class TurnDispatch:
+    """Plan of one batch."""
+
+    lengths: tuple[int, ...]
+    """Padded lengths of its sequences."""
+    order: tuple[str, ...]
+    """Strategies in the order in which they run."""
+    micro_batches: tuple[MicroBatches, ...]
+    """By strategy: indices of the batch's sequences in every micro-batch of every replica."""
+    home: str
+    time_ns: int
+    bound_ns: int
+    """Lower bound of all steps of these strategies."""
+
+    @property
+    def step_time_s(self) -> float:
+        """Exact time of the step, seconds."""
+        return self.time_ns / NS_PER_S
+
+    @property
+    def lower_bound_s(self) -> float:
+        """Lower bound of all steps of these strategies, seconds."""
+        return self.bound_ns / NS_PER_S
+
+    @property
+    def gap(self) -> float:
+        """(time - bound) / time."""
+        return (self.time_ns - self.bound_ns) / self.time_ns
+
+    def file(self) -> DispatchFile:
+        """Return the batch as a document (``milpplan schema dispatch``) for a loader of any framework."""
+        groups = [
+            DispatchGroup(strategy=name, replicas=replicas)
+            for name, replicas in zip(self.order, self.micro_batches, strict=True)
+        ]
+        return DispatchFile(
+            lengths=self.lengths,
+            home=self.home,
+            groups=tuple(groups),
+            time_ns=self.time_ns,
+            bound_ns=self.bound_ns,
+        )
+
+
+class TurnDispatcher:
+    """Planner of batches under the strategies of a result of ``solve_lengths``.
+
+    ``plan`` is the result as a plan of ``tabled``, with the times by which sequences are placed (the exact ones
+    are the result's), and ``layouts`` its degrees, as ``hotspa_export`` takes them.
+    """
+
+    def __init__(self, problem: Problem, result: LengthsResult | RanStep) -> None:
+        """Prepare the tables.
+
+        Args:
+            problem: the problem that was solved.
+            result: its result, or ``LengthsFile.ran`` of a file of it.
+
+        Raises:
+            InvalidInputError: the result has degrees side by side, heterogeneous replicas or padded micro-batches,
+                or its strategies do not belong to the problem.
+        """
+        if result.beside or result.rules.padded:
+            raise InvalidInputError(
+                f"The step has {result.beside or 'padded micro-batches'}.",
+                "Expected strategies that take turns, packed.",
+                "Use TeamDispatcher for degrees side by side, or solve with side_by_side=False, without unlike "
+                "replicas, and packed.",
+            )
+        self.alignment = result.alignment
+        self.pool = _pool(problem, result)
+        self.names = tuple(strategy.candidate.name for strategy in self.pool.members)
+        self.longest = min(self._tokens(), MAX_DISTINCT * self.alignment)
+        if problem.model.learned_positions:
+            self.longest = min(self.longest, problem.model.max_position_embeddings)
+        members = range(len(self.names))
+        has_pipelines = any(self.pool.num_stages(member) > 1 for member in members)
+        self._bounding: Dispatcher | PipelineBound
+        if has_pipelines and len(members) == 1:
+            self._bounding = PipelineBound.of(self.pool.tables[0], self.pool.members[0], self._max_quanta(0))
+        else:
+            strategies = [
+                self.pool.strategy_with_true_reduction(member, shared_memory=len(members) > 1)
+                for member in members
+            ]
+            self.plan = self._plan(result, strategies)
+            self._bounding = self._placing = Dispatcher(self.plan)
+        if has_pipelines:
+            self.plan = self._plan(result, [self._typical(member) for member in members])
+            self._placing = Dispatcher(self.plan)
+        self._timers = {
+            member: Timer.of(self.pool.tables[member], self._max_quanta(member))
+            for member in members
+            if self.pool.num_stages(member) > 1
+        }
+        self.layouts = {
+            strategy.candidate.name: Degrees(
+                **{name: getattr(strategy.candidate.layout, name) for name in Degrees.model_fields}
+            )
+            for strategy in self.pool.members
+        }
+
+    def _max_quanta(self, member: int) -> int:
+        return self.pool.max_quanta(member, shared_memory=len(self.pool.members) > 1)
+
+    def _tokens(self) -> int:
+        """Return the maximum capacity of a micro-batch under any strategy, in tokens."""
+        return self.alignment * max(self._max_quanta(member) for member in range(len(self.pool.members)))
+
+    def _typical(self, member: int) -> Strategy:
+        """Return a strategy with typical times, for packing."""
+        strategy = self.pool.members[member]
+        if strategy.candidate.layout.pp == 1:
+            return self.pool.strategy(member, shared_memory=len(self.pool.members) > 1)
+        pipeline = typical_pipeline(self.pool.tables[member], strategy, self._max_quanta(member))
+        return Strategy.of(
+            pipeline, strategy.candidate.layout.dp, self.pool.reduce_ns(member), strategy.candidate.name
+        )
+
+    def _plan(self, result: LengthsResult | RanStep, strategies: list[Strategy]) -> GroupedPlan:
+        """Return the result as a plan of ``tabled`` under some strategies, from which a dispatcher learns its
+        loads."""
+        load, members = self.pool.load, tuple(range(len(strategies)))
+        present = np.flatnonzero(load.counts)
+        switches = Switches(self.pool)
+        switches.price(members)
+        problem = GroupedProblem(
+            load.lengths[present],
+            load.counts[present],
+            tuple(strategies),
+            switches.times(members),
+            len(members),
+            homes=(self.names.index(result.home),),
+            finish_ns=tuple(self.pool.finish_ns(member) for member in members),
+        )
+        groups = []
+        for group in result.groups:
+            member = self.names.index(group.strategy)
+            (kind,) = problem.kinds_of(member)
+            replicas = tuple(_counted(kind, replica) for replica in group.micro_batches)
+            groups.append(Group(member, (Packing(kind, replicas),)))
+        return arranged(problem, groups)
+
+    def dispatch(self, lengths: Sequence[int] | IntArray) -> TurnDispatch:
+        """Plan the batch of sequences of some lengths, each padded to a multiple of the alignment.
+
+        Raises:
+            InvalidInputError: there are no sequences, or one is empty or longer than any strategy holds.
+            SolverError: no packing within memory was found.
+        """
+        advice = "Cut sequences, or solve anew with the longest lengths that occur."
+        checked = checked_batch(lengths, self.longest, advice)
+        padded = -(-checked // self.alignment) * self.alignment
+        placed = self._placing.dispatch(padded)
+        # A batch has only some of the lengths of the tables.
+        present = np.unique(padded) // self.alignment - 1
+        load = replace(
+            self.pool.load, lengths=self.pool.load.lengths[present], counts=self.pool.load.counts[present]
+        )
+        batch = _Held(
+            replace(self.pool, load=load), present, np.searchsorted(present, padded // self.alignment - 1)
+        )
+        packings = [
+            (member, self._group(batch, placed, member), self._max_quanta(member)) for member in placed.order
+        ]
+        packed = dict(zip(placed.order, batch.pool.time_packings(packings), strict=True))
+        times = {member: packing.time_ns for member, packing in packed.items()}
+        tour = best_tour(self._placing.problem, tuple(sorted(times)), times)
+        return TurnDispatch(
+            tuple(padded.tolist()),
+            tuple(self.names[member] for member in tour.order),
+            tuple(self._indices(batch, placed, member, packed[member]) for member in tour.order),
+            self.names[self.plan.home],
+            tour.time_ns,
+            min(self._bound_ns(placed, tour.time_ns), tour.time_ns),
+        )
+
+    def _bound_ns(self, placed: Dispatch, time_ns: int) -> int:
+        """Return a lower bound for the placed batch, given a step of ``time_ns``."""
+        if self._bounding is self._placing:
+            return placed.bound_ns
+        if isinstance(self._bounding, Dispatcher):
+            return self._bounding.bound_ns(placed.lengths, time_ns)
+        lengths, counts = np.unique(placed.lengths, return_counts=True)
+        group_ns = math.floor(self._bounding.group_ns(lengths, counts))
+        return group_ns + self.pool.reduce_ns(0) + self.pool.finish_ns(0)
+
+    def _group(self, batch: _Held, placed: Dispatch, member: int) -> tuple[IntArray, ...]:
+        """Return the replicas [v, k] of one strategy.
+
+        On pipelines the best of some numbers of micro-batches is taken and improved, as few micro-batches make
+        every stage wait.
+        """
+        if self.pool.num_stages(member) == 1:
+            width = len(batch.lengths)
+            rows = [
+                [np.bincount(batch.places[list(indices)], minlength=width) for indices in replica]
+                for replica in placed.micro_batches(member)
+            ]
+            return tuple(np.array(indices).reshape(-1, width) for indices in rows)
+        timer = self._timers[member].for_lengths(batch.lengths)
+        effort = _EFFORT * _FEW // max(_FEW, self._work(placed, member)) // len(placed.order)
+        return tuple(improved(timer, self._best_numbers(batch, placed, member, timer), effort, _CHANGES))
+
+    def _indices(self, batch: _Held, placed: Dispatch, member: int, packed: Packed) -> MicroBatches:
+        """Return the micro-batches as indices of the batch's sequences."""
+        if self.pool.num_stages(member) == 1:
+            return placed.micro_batches(member)
+        own = np.flatnonzero(placed.strategy == member)
+        return _indexed(packed, own, batch.places[own])
+
+    def _work(self, placed: Dispatch, member: int) -> int:
+        """Return the number of sequences, weighted by the time of packing them on a pipeline."""
+        return len(placed.lengths) * max(_STAGES, self.pool.num_stages(member)) // _STAGES
+
+    def _best_numbers(self, batch: _Held, placed: Dispatch, member: int, timer: Timer) -> list[IntArray]:
+        """Return the shortest packing of a pipeline's sequences among some numbers of micro-batches, by replica
+        [v, n].
+
+        The placing dispatcher's pipelines are lines, which lack the extra time of small micro-batches.
+        """
+        own = np.flatnonzero(placed.strategy == member)
+        num_replicas = self.pool.members[member].candidate.layout.dp
+        work = self._work(placed, member) * len(placed.order)
+        candidates = _SPARES if work <= _FEW else _SPARES_MANY if work <= _MOST else _SPARES_MOST
+        stages = max(_STAGES, self.pool.num_stages(member))
+        spares = [spare * stages // _STAGES for spare in candidates]
+        assignments = [(placed.replica[own], placed.micro_batch[own])]
+        packings = self._placing.packings(member, placed.lengths[own], spares)
+        assignments += [(spare.replica, spare.micro_batch) for spare in packings]
+        best, shortest_ns = np.zeros((num_replicas, 0, len(batch.lengths)), dtype=np.int64), math.inf
+        for replica, micro_batch in assignments:
+            shape = num_replicas, int(micro_batch.max()) + 1, len(batch.lengths)
+            cells = np.ravel_multi_index((replica, micro_batch, batch.places[own]), shape)
+            counts = np.bincount(cells, minlength=math.prod(shape)).reshape(shape)
+            longest = timer.longest_ns(counts)
+            if longest < shortest_ns:
+                best, shortest_ns = counts, longest
+        return [spare[spare.any(axis=1)] for spare in best]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Held:
+    """A batch with its lengths only."""
+
+    pool: StrategyTables
+    """Strategies with the batch's lengths."""
+    lengths: IntArray
+    """Indices of its lengths among the tables', [k]."""
+    places: IntArray
+    """Index of each sequence's length among ``lengths``, [n]."""
+
+
+def _pool(problem: Problem, result: LengthsResult | RanStep) -> StrategyTables:
+    """Return the result's strategies, with tables for every length that one of them holds."""
+    quantum_job = quantum_problem(problem, result.alignment)
+    names = {group.strategy for group in result.groups} | {result.home}
+    chosen = [candidate for candidate in candidates(quantum_job) if candidate.name in names]
+    if len(chosen) < len(names):
+        missing = ", ".join(sorted(names - {candidate.name for candidate in chosen}))
+        raise InvalidInputError(
+            f"The result's strategy {missing} is none of the problem's.",
+            "Expected the problem that was solved.",
+            "Give the same model, cluster, formats and space.",
+        )
+    members = tuple(sized(quantum_job, chosen, MAX_QUANTA))
+    capacity = max(max(member.own_memory_quanta, member.shared_memory_quanta) for member in members)
+    lengths = np.arange(1, min(capacity, MAX_DISTINCT) + 1, dtype=np.int64) * result.alignment
+    counts = np.zeros_like(lengths)
+    for group in result.groups:
+        for length, count in group.buckets:
+            counts[length // result.alignment - 1] += count
+    load = Load(lengths, counts, result.alignment, result.rules)
+    tables = tuple(Tables.of(quantum_job, member.candidate, load, member.own_memory_quanta) for member in members)
+    return StrategyTables(quantum_job, load, members, tables)
+
+
+def _counted(kind: Kind, replica: tuple[tuple[int, ...], ...]) -> IntArray:
+    """Return micro-batches as counts [v, n] of the kind's lengths."""
+    width = len(kind.lengths)
+    rows = [np.bincount(np.searchsorted(kind.lengths, micro_batch), minlength=width) for micro_batch in replica]
+    return np.array(rows, dtype=np.int64).reshape(-1, width)
+
+
+def _indexed(packed: Packed, indices: IntArray, length_indices: IntArray) -> MicroBatches:
+    """Return micro-batches as indices of sequences; of equal lengths the first sequences come first.
+
+    ``length_indices`` gives the index of each sequence's length.
+    """
+    left = {int(length): indices[length_indices == length][::-1].tolist() for length in np.unique(length_indices)}
+    return tuple(
+        tuple(
+            tuple(left[length].pop() for length in np.repeat(np.arange(len(row)), row).tolist()) for row in replica
+        )
+        for replica in packed.replicas
+    )

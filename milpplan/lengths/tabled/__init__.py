@@ -1,0 +1,27 @@
+"""Steps of several strategies on tables of times from anywhere, packed and ordered, with a proof.
+
+``milpplan.lengths`` makes such tables of its cost model (``cost_tables``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from milpplan.library import lazy_exports
+
+if TYPE_CHECKING:
+    from milpplan.lengths.tabled.plan import Group, GroupedPlan, Packing, arranged, check, undominated_tours
+    from milpplan.lengths.tabled.problem import (
+        FloatArray,
+        GroupedProblem,
+        Int64Array,
+        Kind,
+        Pipeline,
+        Strategy,
+        SwitchTimes,
+        TabledPipeline,
+        pipeline_times_ns,
+    )
+    from milpplan.lengths.tabled.search import solve_groups, solve_set
+else:
+    __getattr__ = lazy_exports(__name__, __file__)
