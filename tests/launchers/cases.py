@@ -48,10 +48,17 @@ def random_layout_of_megatron(random: np.random.Generator, problem: Problem) -> 
     return Layout.model_validate(layout.model_dump() | changes)
 
 
+def problem_of_megatron(random: np.random.Generator) -> Problem:
+    """A random problem whose model Megatron-LM's arguments can build: no indexers."""
+    while (problem := random_problem(random)).model.has_indexers:
+        pass
+    return problem
+
+
 def random_case(seed: int) -> tuple[Problem, Plan]:
     """A plan with any split of the layers, and a recomputation in Megatron-LM's words."""
     random = np.random.default_rng(seed)
-    problem = random_problem(random)
+    problem = problem_of_megatron(random)
     layout = random_layout_of_megatron(random, problem)
     plan = random_plan(random, problem, layout)
     sizes = [stage.num_layers for stage in plan.virtual_stages]

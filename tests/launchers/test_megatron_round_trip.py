@@ -13,8 +13,8 @@ from milpplan.launchers import ImportRequest
 from milpplan.launchers.megatron.launcher import Megatron, imported, torchrun_script
 from milpplan.launchers.megatron.rules import MEGATRON
 from milpplan.problem import ModelSpec, NodeGroup
-from tests.launchers.cases import NAMED, VERSION, legal_layout, random_case, round_trip
-from tests.simulation.cases import even_plan, problem_of, random_plan, random_problem, shipped_hardware
+from tests.launchers.cases import NAMED, VERSION, legal_layout, problem_of_megatron, random_case, round_trip
+from tests.simulation.cases import even_plan, problem_of, random_plan, shipped_hardware
 
 DATA = Path(__file__).parents[1] / "data" / "launchers"
 
@@ -56,7 +56,7 @@ def test_any_plan_comes_back_or_is_refused_with_the_way_out() -> None:
     random = np.random.default_rng(5)
     refusals = []
     for _ in range(40):
-        problem = random_problem(random)
+        problem = problem_of_megatron(random)
         plan = random_plan(random, problem, legal_layout(random, problem))
         try:
             _, found = round_trip(problem, plan)
