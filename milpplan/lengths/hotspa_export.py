@@ -331,6 +331,7 @@ def _is_special(attention: Attention) -> bool:
         or attention.output_bias
         or attention.sinks
         or attention.sliding_window
+        or attention.v_head_dim
         or attention.qk_norm != "none"
     )
 

@@ -22,6 +22,8 @@ class GroupedQueryAttention(Record):
     num_attention_heads: PositiveInt
     num_key_value_heads: PositiveInt
     head_dim: PositiveInt
+    v_head_dim: PositiveInt | None = None
+    """Width of a head's values and output; null: ``head_dim`` (MiMo-V2 has another)."""
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: Literal["none", "unweighted", "per_head", "full_width"] = "none"
@@ -34,6 +36,11 @@ class GroupedQueryAttention(Record):
     chunked: bool = False
     """The window does not slide: positions are cut in chunks of ``sliding_window``, and a query attends to the
     keys of its own chunk (Llama 4)."""
+
+    @property
+    def value_dim(self) -> int:
+        """Width of a head's values and output."""
+        return self.v_head_dim or self.head_dim
 
     @model_validator(mode="after")
     def _heads_group(self) -> GroupedQueryAttention:

@@ -82,6 +82,7 @@ CLASS_DEFAULTS: dict[str, dict[str, object]] = {
     "granitemoe": {"max_position_embeddings": 2048},
     "dots1": {"max_position_embeddings": 2048},
     "minimax_m2": {"max_position_embeddings": 196608},
+    "mimo_v2_flash": {"max_position_embeddings": 131072},
     "llama4_text": {"max_position_embeddings": 131072, "use_qk_norm": True, "no_rope_layer_interval": 4},
 }
 
@@ -198,9 +199,14 @@ _FAMILY_REASONS |= {
         "phimoe": "input_jitter_noise",
         "dots1": "n_group topk_group norm_topk_prob routed_scaling_factor scoring_func topk_method",
         "minimax_m2": "use_routing_bias scoring_func",
+        "mimo_v2_flash": "n_group topk_group norm_topk_prob routed_scaling_factor scoring_func topk_method",
         "ernie4_5_moe": "moe_norm_min",
         "llama4_text": "",
     }.items()
+}
+_FAMILY_REASONS["mimo_v2_flash"] |= {
+    "numbers within kernels": "attention_value_scale layernorm_epsilon swa_rope_theta",
+    "the window, which sliding_window says": "attention_chunk_size",
 }
 _FAMILY_REASONS["granitemoe"] = _FAMILY_REASONS["mixtral"] | _FAMILY_REASONS["granite"]
 _FAMILY_REASONS["smollm3"] = {
@@ -271,7 +277,6 @@ OBSTACLES: Final = {
     "deepseek_v4": ("compressed sparse attention and several residual streams", "deepseek_v3"),
     "gemma4_text": ("layers whose head sizes differ, and experts beside a dense block", "gemma3_text"),
     "nemotron-nas": ("layers that differ one by one, some without attention", "llama"),
-    "mimo_v2_flash": ("values of another width than keys, in layers that differ", "qwen3_moe"),
     "step3p7": ("layers whose numbers of heads differ", "qwen3_moe"),
     "bloom": ("a norm after the embedding, and a bias of positions in the scores", "gpt_neox"),
     "mpt": ("a bias of positions in the scores", "gpt_neox"),
