@@ -118,6 +118,8 @@ def _grouped_query_attention(hidden: int, attention: GroupedQueryAttention) -> N
     """List the tensors of ``parameters._grouped_query_attention``; cuts respect heads."""
     heads, shared, width = attention.num_attention_heads, attention.num_key_value_heads, attention.head_dim
     for name, count, size in (("q", heads, width), ("k", shared, width), ("v", shared, attention.value_dim)):
+        if name == "v" and attention.keys_are_values:
+            continue
         yield f"{name}.weight", _rows(count * size, hidden, count)
         if attention.qkv_bias:
             yield f"{name}.bias", _rows(count * size, 1, count)
@@ -172,6 +174,9 @@ def _mixture_of_experts(hidden: int, mlp: MixtureOfExperts) -> Named:
     yield "router.weight", Shape(mlp.num_experts, hidden)
     if mlp.router_bias:
         yield "router.bias", _vector(mlp.num_experts)
+    if mlp.router_scales:
+        yield "router.scale", _vector(hidden)
+        yield "router.expert_scales", _vector(mlp.num_experts)
     if mlp.shared_intermediate_size:
         shared = _feed_forward(hidden, mlp.shared_intermediate_size, mlp.gated, mlp.bias)
         yield from ((f"shared.{name}", shape) for name, shape in shared)

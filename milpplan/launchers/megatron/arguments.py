@@ -353,8 +353,8 @@ def _attention(model: ModelSpec) -> Pairs:
             # Latent attention does not use it, but Megatron-LM derives and checks it where it is not given.
             pairs["--kv-channels"] = (str(attention.v_head_dim),)
         return pairs
-    if attention.value_dim != attention.head_dim:
-        raise _refuse(f"{model.name} has values of another width than keys", "one width, --kv-channels")
+    if attention.value_dim != attention.head_dim or attention.keys_are_values:
+        raise _refuse(f"{model.name} has values of another width than keys, or none", "one width, --kv-channels")
     pairs["--kv-channels"] = (str(attention.head_dim),)
     if attention.num_key_value_heads != attention.num_attention_heads:
         pairs |= {"--group-query-attention": (), "--num-query-groups": (str(attention.num_key_value_heads),)}

@@ -46,6 +46,11 @@ CLASS_DEFAULTS: dict[str, dict[str, object]] = {
     "gemma": {"max_position_embeddings": 8192, "tie_word_embeddings": True},
     "gemma2": {"max_position_embeddings": 8192, "tie_word_embeddings": True},
     "gemma3_text": {"max_position_embeddings": 131072, "tie_word_embeddings": True},
+    "gemma4_text": {
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+        "hidden_size_per_layer_input": 256,
+    },
     "starcoder2": {"max_position_embeddings": 4096, "tie_word_embeddings": True, "use_bias": True},
     "falcon": {
         "max_position_embeddings": 2048,
@@ -125,7 +130,7 @@ _REASONS: dict[str, str] = {
         "image_token_id video_token_id audio_token_id vision_start_token_id vision_end_token_id image_token_index "
         "video_token_index audio_token_index boi_token_id boi_token_index eoi_token_id eoi_token_index "
         "boa_token_id eoa_token_id boa_token_index eoa_token_index mm_tokens_per_image ignore_index "
-        "media_placeholder_token_id video_placeholder use_unified_vision_chunk"
+        "media_placeholder_token_id video_placeholder use_unified_vision_chunk vision_soft_tokens_per_image"
     ),
     "numerics of tensor-parallel training elsewhere; the plan decides degrees": "pretraining_tp ep_size",
 }
@@ -225,6 +230,9 @@ _FAMILY_REASONS["glm_moe_dsa"] = _FAMILY_REASONS["deepseek_v2"] | {
     "angles of rotary positions, within the same kernel": "indexer_rope_interleave",
 }
 _FAMILY_REASONS["gemma3_text"] = _FAMILY_REASONS["gemma2"]
+_FAMILY_REASONS["gemma4_text"] = _FAMILY_REASONS["gemma2"] | {
+    "the vocabulary of embeddings of layers, of which there are none": "vocab_size_per_layer_input",
+}
 
 FIXED: dict[str, tuple[object, str]] = {
     "is_encoder_decoder": (False, "a decoder alone is described"),
@@ -275,7 +283,6 @@ OBSTACLES: Final = {
     "minimax": ("layers of lightning attention", "mixtral"),
     "minimax_m3": ("sparse attention over selected blocks", "minimax_m2"),
     "deepseek_v4": ("compressed sparse attention and several residual streams", "deepseek_v3"),
-    "gemma4_text": ("layers whose head sizes differ, and experts beside a dense block", "gemma3_text"),
     "nemotron-nas": ("layers that differ one by one, some without attention", "llama"),
     "step3p7": ("layers whose numbers of heads differ", "qwen3_moe"),
     "bloom": ("a norm after the embedding, and a bias of positions in the scores", "gpt_neox"),

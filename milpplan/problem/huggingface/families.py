@@ -260,6 +260,37 @@ def _gemma3(fields: Fields, name: str) -> ModelSpec:
     return model_of(fields, name, runs(attentions, [dense_mlp(fields)] * len(attentions), num_norms=4))
 
 
+def _gemma4(fields: Fields, name: str) -> ModelSpec:
+    fields.must_be("hidden_size_per_layer_input", 0, "layers have no embeddings of their own")
+    fields.must_be("num_kv_shared_layers", 0, "every layer has keys and values of its own")
+    fields.must_be("use_double_wide_mlp", False, "feed-forward blocks are equally wide")
+    layers = range(fields.num_layers)
+    slides = fields.listed_slides() or [(layer + 1) % 6 != 0 for layer in layers]
+    slides[-1] = False
+    near = biased_attention(fields, qk_norm="per_head")
+    shared = fields.flag("attention_k_eq_v")
+    heads = fields.optional("num_global_key_value_heads") if shared else None
+    fields.unused("num_global_key_value_heads")
+    wide = {
+        "head_dim": fields.integer("global_head_dim"),
+        "num_key_value_heads": heads or near.num_key_value_heads,
+        "keys_are_values": shared,
+    }
+    listed = zip(windowed(fields, near, slides), slides, strict=True)
+    attentions = [attention if slide else attention.model_copy(update=wide) for attention, slide in listed]
+    mlp: Mlp = dense_mlp(fields)
+    if experts := fields.flag("enable_moe_block"):
+        mlp = MixtureOfExperts(
+            num_experts=fields.integer("num_experts"),
+            num_experts_per_tok=fields.integer("top_k_experts"),
+            intermediate_size=fields.integer("moe_intermediate_size"),
+            shared_intermediate_size=fields.integer("intermediate_size"),
+            router_scales=True,
+        )
+    fields.unused("num_experts", "top_k_experts", "moe_intermediate_size")
+    return model_of(fields, name, runs(attentions, [mlp] * len(slides), num_norms=7 if experts else 4))
+
+
 def _starcoder2(fields: Fields, name: str) -> ModelSpec:
     fields.must_be("mlp_type", "default", "the feed-forward block has two matrices")
     fields.must_be("norm_type", "layer_norm", "the norm is LayerNorm")
@@ -545,6 +576,7 @@ BUILDERS: dict[str, Builder] = {
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
+    "gemma4_text": _gemma4,
     "starcoder2": _starcoder2,
     "falcon": _falcon,
     "cohere": _cohere,

@@ -278,7 +278,7 @@ def _deferred_attention(shard: Shard, kind: LayerRun) -> FloatArray:
     ends = _column_input(shard) + _row_gradient(shard)
     if not isinstance(attention, LatentAttention):
         q_width, out_width = heads * attention.head_dim, heads * attention.value_dim
-        kv_width = key_value_widths(attention, shard.tp)[1]
+        kv_width = key_value_widths(attention, shard.tp)[0 if attention.keys_are_values else 1]
         return ends + element * tokens * (q_width + kv_width) + BF16_BYTES * tokens * out_width
     qk_dim = attention.qk_nope_head_dim + attention.qk_rope_head_dim
     latent = (attention.q_lora_rank or 0) + attention.kv_lora_rank

@@ -279,7 +279,8 @@ def _grouped_query_attention(shard: Shard, attention: GroupedQueryAttention, tal
     tokens, tp = shard.tokens, shard.tp
     q_width = attention.num_attention_heads * attention.head_dim / tp
     k_width, kv_width = key_value_widths(attention, tp)
-    qkv = shard.gemm(tokens, q_width + kv_width, shard.hidden)
+    projected = q_width + (k_width if attention.keys_are_values else kv_width)
+    qkv = shard.gemm(tokens, projected, shard.hidden)
     out = shard.gemm(tokens, shard.hidden, attention.num_attention_heads * attention.value_dim / tp)
     rope = shard.memory_bound(2 * BF16_BYTES * tokens * (q_width + k_width))
     # Rotary positions and norms of queries and keys are a pass over them each.

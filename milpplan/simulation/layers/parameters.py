@@ -76,7 +76,8 @@ def _grouped_query_attention(hidden: int, attention: GroupedQueryAttention) -> L
     """
     query = attention.num_attention_heads * attention.head_dim
     keys = attention.num_key_value_heads * attention.head_dim
-    columns = query + keys + attention.num_key_value_heads * attention.value_dim
+    values = 0 if attention.keys_are_values else attention.num_key_value_heads * attention.value_dim
+    columns = query + keys + values
     matrices = hidden * columns + attention.num_attention_heads * attention.value_dim * hidden
     column_bias = columns if attention.qkv_bias else 0
     sinks = attention.num_attention_heads if attention.sinks else 0
@@ -133,6 +134,8 @@ def _mixture_of_experts(hidden: int, mlp: MixtureOfExperts) -> LayerParameters:
     if mlp.shared_intermediate_size:
         shared, shared_bias = _feed_forward(hidden, mlp.shared_intermediate_size, mlp.gated, mlp.bias)
     router = mlp.num_experts * (hidden + (1 if mlp.router_bias else 0))
+    if mlp.router_scales:
+        router += hidden + mlp.num_experts
     return LayerParameters(
         tensor_parallel=shared,
         replicated=router + shared_bias + (hidden if mlp.shared_gate else 0),
