@@ -338,7 +338,12 @@ def _attention(model: ModelSpec) -> Pairs:
     pairs: Pairs = {"--num-attention-heads": (str(attention.num_attention_heads),)}
     if isinstance(attention, LatentAttention):
         if attention.indexer is not None:
-            raise _refuse(f"{model.name} attends to keys that an indexer selects", "attention to all earlier keys")
+            raise IllegalPlanError(
+                f"{model.name} attends to keys that an indexer selects; exports do not write Megatron-LM's "
+                "--experimental-attention-variant dsa and its options.",
+                "Expected attention to all earlier keys.",
+                "Add them to the file of the model without its indexer, or plan without --target.",
+            )
         pairs |= {
             "--multi-latent-attention": (),
             "--qk-layernorm": (),
