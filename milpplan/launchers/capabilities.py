@@ -98,6 +98,11 @@ def whole_nodes(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
     return np.asarray((gpus <= node) | (gpus % node == 0))
 
 
+def shared_indexers(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
+    """Require sequence parallelism beside tensor parallelism where an indexer selects keys."""
+    return np.asarray((not problem.model.has_indexers) | (c["tp"] == 1) | (c["sequence_parallel"] == 1))
+
+
 def equal_stages(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
     """Require an equal number of layers in every virtual stage."""
     return np.asarray(problem.model.num_layers % (c["pp"] * c["vpp"]) == 0)

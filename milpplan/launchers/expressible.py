@@ -58,11 +58,11 @@ def word(value: object) -> str:
 
 
 def job_refusals(problem: Problem) -> list[Refusal]:
-    """Refuse jobs that need more than one node type, and attention that no trainer here has a fused kernel of."""
+    """Refuse jobs that need more than one node type, and models with indexers, which no export writes."""
     refusals = []
     if problem.model.has_indexers:
         refusals.append(
-            Refusal(f"{problem.model.name} attends to keys that an indexer selects: it has no kernel that does")
+            Refusal(f"{problem.model.name} attends to keys that an indexer selects, and exports write none")
         )
     if problem.inference:
         refusals.append(Refusal("it is a plan of forwards alone (inference), and this trains"))

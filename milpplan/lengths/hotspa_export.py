@@ -331,6 +331,8 @@ def _is_special(attention: Attention) -> bool:
         or attention.output_bias
         or attention.sinks
         or attention.sliding_window
+        or attention.v_head_dim
+        or attention.keys_are_values
         or attention.qk_norm != "none"
     )
 

@@ -22,6 +22,10 @@ class GroupedQueryAttention(Record):
     num_attention_heads: PositiveInt
     num_key_value_heads: PositiveInt
     head_dim: PositiveInt
+    v_head_dim: PositiveInt | None = None
+    """Width of a head's values and output; null: ``head_dim`` (MiMo-V2 has another)."""
+    keys_are_values: bool = False
+    """The projection of keys gives the values, too, before norms and rotary positions (Gemma 4)."""
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: Literal["none", "unweighted", "per_head", "full_width"] = "none"
@@ -35,6 +39,11 @@ class GroupedQueryAttention(Record):
     """The window does not slide: positions are cut in chunks of ``sliding_window``, and a query attends to the
     keys of its own chunk (Llama 4)."""
 
+    @property
+    def value_dim(self) -> int:
+        """Width of a head's values and output."""
+        return self.v_head_dim or self.head_dim
+
     @model_validator(mode="after")
     def _heads_group(self) -> GroupedQueryAttention:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -42,6 +51,8 @@ class GroupedQueryAttention(Record):
                 f"num_attention_heads={self.num_attention_heads} is not a multiple of "
                 f"num_key_value_heads={self.num_key_value_heads}"
             )
+        if self.keys_are_values and self.value_dim != self.head_dim:
+            raise ValueError(f"values that are keys have their width, and v_head_dim is {self.v_head_dim}")
         if self.chunked and self.sliding_window is None:
             raise ValueError("chunked attention needs the size of a chunk, sliding_window")
         return self
@@ -102,6 +113,8 @@ class MixtureOfExperts(Record):
     """Total width of the shared experts (0: none)."""
     shared_gate: bool = False
     """A learned scalar gate of the shared expert (hidden_size weights, Qwen1.5-MoE)."""
+    router_scales: bool = False
+    """Learned factors of the router's input and of the experts' probabilities (Gemma 4)."""
 
     @model_validator(mode="after")
     def _top_k(self) -> MixtureOfExperts:

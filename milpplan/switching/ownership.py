@@ -117,17 +117,19 @@ def _norm(model: ModelSpec, name: str) -> Named:
 def _grouped_query_attention(hidden: int, attention: GroupedQueryAttention) -> Named:
     """List the tensors of ``parameters._grouped_query_attention``; cuts respect heads."""
     heads, shared, width = attention.num_attention_heads, attention.num_key_value_heads, attention.head_dim
-    for name, count in (("q", heads), ("k", shared), ("v", shared)):
-        yield f"{name}.weight", _rows(count * width, hidden, count)
+    for name, count, size in (("q", heads, width), ("k", shared, width), ("v", shared, attention.value_dim)):
+        if name == "v" and attention.keys_are_values:
+            continue
+        yield f"{name}.weight", _rows(count * size, hidden, count)
         if attention.qkv_bias:
-            yield f"{name}.bias", _rows(count * width, 1, count)
+            yield f"{name}.bias", _rows(count * size, 1, count)
     if attention.sinks:
         yield "sinks", _rows(heads, 1)
     if attention.qk_norm not in ("none", "unweighted"):
         per_head = attention.qk_norm == "per_head"
         yield "q_norm.weight", _vector(width if per_head else heads * width)
         yield "k_norm.weight", _vector(width if per_head else shared * width)
-    yield "o.weight", _columns(hidden, heads * width, heads)
+    yield "o.weight", _columns(hidden, heads * attention.value_dim, heads)
     if attention.output_bias:
         yield "o.bias", _vector(hidden)
 
@@ -172,6 +174,9 @@ def _mixture_of_experts(hidden: int, mlp: MixtureOfExperts) -> Named:
     yield "router.weight", Shape(mlp.num_experts, hidden)
     if mlp.router_bias:
         yield "router.bias", _vector(mlp.num_experts)
+    if mlp.router_scales:
+        yield "router.scale", _vector(hidden)
+        yield "router.expert_scales", _vector(mlp.num_experts)
     if mlp.shared_intermediate_size:
         shared = _feed_forward(hidden, mlp.shared_intermediate_size, mlp.gated, mlp.bias)
         yield from ((f"shared.{name}", shape) for name, shape in shared)

@@ -242,10 +242,34 @@ def test_replicas_of_different_make_are_refused_with_the_reason(target: str, typ
     assert len(layout.replica_micro_batches) == types
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_no_target_exports_an_indexer(target: str) -> None:
-    """A model whose queries attend to selected keys is refused by every launcher, and never exported without its
-    indexer."""
+def test_megatron_exports_an_indexer() -> None:
+    """Megatron-LM's arguments describe the indexer and gathered keys, and read back they are the same model and
+    plan; tensor parallelism needs sequence parallelism, older versions lack the kernel."""
+    problem = asked("deepseek-v3.2", num_gpus=1024, global_batch_size=256, sequence_length=8192)
+    layout = Layout(
+        tp=2, cp=2, pp=16, ep=16, dp=16, zero_stage=1, sequence_parallel=True, global_batch_size=256,
+        rank_order="tp-cp-dp-pp",
+    )  # fmt: skip
+    known = TARGETS["megatron"]
+    plan = uniform_plan(problem, layout, "full")
+    launch = known.export(problem, plan, known.capability.versions[0])
+    name, text = next(iter(known.files(launch, "0").items()))
+    for part in ("--dsa-indexer-topk 2048", "--dsa-kernel-backend cudnn", "--cp-comm-type allgather"):
+        assert part in text
+    back = known.read(ImportRequest(text, name, problem.hardware, model=problem.model))
+    assert back.plan.layout == layout
+    assert back.problem.model.layers == problem.model.layers
+    assert simulate(problem, back.plan) == simulate(problem, plan)
+    without = plan.model_copy(update={"layout": layout.model_copy(update={"sequence_parallel": False})})
+    with pytest.raises(IllegalPlanError, match="without sequence parallelism"):
+        known.export(problem, without, known.capability.versions[0])
+    with pytest.raises(IllegalPlanError, match="--dsa-kernel-backend"):
+        known.export(problem, plan, "core_v0.18.0")
+
+
+@pytest.mark.parametrize("target", [name for name in TARGETS if name != "megatron"])
+def test_no_other_target_exports_an_indexer(target: str) -> None:
+    """A model whose queries attend to selected keys is refused, and never exported without its indexer."""
     known = TARGETS[target]
     problem = asked("deepseek-v3", num_gpus=1024, global_batch_size=1024)
     plan = uniform_plan(problem, Layout(pp=16, ep=64, dp=64, zero_stage=1, global_batch_size=1024), "full")

@@ -188,6 +188,24 @@ def test_chunks_cost_what_their_keys_cost() -> None:
     assert compute_s(qk_norm="unweighted") == compute_s(qk_norm="per_head")
 
 
+def test_values_of_another_width_by_hand() -> None:
+    """Values of half the width take half the columns, half the products of scores, half of the output's rows."""
+    problem = problem_of("llama3-8b", ideal_hardware())
+    (run,) = problem.model.layers
+
+    def forward_flops(value_dim: int) -> float:
+        attention = run.attention.model_copy(update={"v_head_dim": value_dim})
+        layers = (run.model_copy(update={"attention": attention}),)
+        model = problem.model.model_copy(update={"layers": layers})
+        return float(seconds(problem.model_copy(update={"model": model}), dp=8)[Part.COMPUTE, Phase.FORWARD])
+
+    length = problem.job.sequence_length
+    weights, scores = (8 + 32) * 64 * 4096, 32 * 64 * length / 2
+    less = (forward_flops(128) - forward_flops(64)) * PEAK_FLOPS_PER_S
+    assert less == pytest.approx(2 * length * (weights + scores), rel=1e-3)
+    assert seconds(problem, dp=8)[Part.COMPUTE, Phase.FORWARD] == forward_flops(128)
+
+
 @pytest.mark.parametrize("tp", [1, 2, 8])
 def test_sparse_attention_flops_by_hand(tp: int) -> None:
     """On an ideal accelerator: index scores of all earlier keys by every rank, and attention of latent width to at

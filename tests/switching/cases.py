@@ -12,6 +12,7 @@ from milpplan.problem import (
     RANK_ORDERS,
     DenseMlp,
     GroupedQueryAttention,
+    Indexer,
     LatentAttention,
     LayerRun,
     MixtureOfExperts,
@@ -27,8 +28,9 @@ GROUPED = GroupedQueryAttention(
     sinks=True,
 )
 LATENT = LatentAttention(
-    num_attention_heads=4, q_lora_rank=6, kv_lora_rank=5, qk_nope_head_dim=3, qk_rope_head_dim=2, v_head_dim=3
-)
+    num_attention_heads=4, q_lora_rank=6, kv_lora_rank=5, qk_nope_head_dim=3, qk_rope_head_dim=2, v_head_dim=3,
+    indexer=Indexer(index_n_heads=2, index_head_dim=3, index_topk=4),
+)  # fmt: skip
 EXPERTS = MixtureOfExperts(
     num_experts=4,
     num_experts_per_tok=2,
@@ -37,6 +39,7 @@ EXPERTS = MixtureOfExperts(
     router_bias=True,
     shared_intermediate_size=8,
     shared_gate=True,
+    router_scales=True,
 )
 
 

@@ -333,12 +333,27 @@ def _windows(model: ModelSpec) -> list[int | None]:
     return [getattr(kinds[index], "sliding_window", None) for index in model.layer_kinds]
 
 
+_INDEXER_FLAGS: Pairs = {
+    "--experimental-attention-variant": ("dsa",),
+    "--dsa-indexer-loss-coeff": ("0.01",),
+    "--dsa-indexer-use-sparse-loss": (),
+    "--dsa-kernel-backend": ("cudnn",),
+    "--no-rope-fusion": (),
+}
+"""Arguments of the attention that is priced: fused kernels, and a loss of the selected keys. Megatron-LM's
+functional test (gpt3_mcore_te_tp2_pp2_dsa) has this coefficient."""
+
+
 def _attention(model: ModelSpec) -> Pairs:
     attention = model.kinds[0].attention
     pairs: Pairs = {"--num-attention-heads": (str(attention.num_attention_heads),)}
     if isinstance(attention, LatentAttention):
         if attention.indexer is not None:
-            raise _refuse(f"{model.name} attends to keys that an indexer selects", "attention to all earlier keys")
+            pairs |= _INDEXER_FLAGS | {
+                "--dsa-indexer-n-heads": (str(attention.indexer.index_n_heads),),
+                "--dsa-indexer-head-dim": (str(attention.indexer.index_head_dim),),
+                "--dsa-indexer-topk": (str(attention.indexer.index_topk),),
+            }
         pairs |= {
             "--multi-latent-attention": (),
             "--qk-layernorm": (),
@@ -353,6 +368,8 @@ def _attention(model: ModelSpec) -> Pairs:
             # Latent attention does not use it, but Megatron-LM derives and checks it where it is not given.
             pairs["--kv-channels"] = (str(attention.v_head_dim),)
         return pairs
+    if attention.value_dim != attention.head_dim or attention.keys_are_values:
+        raise _refuse(f"{model.name} has values of another width than keys, or none", "one width, --kv-channels")
     pairs["--kv-channels"] = (str(attention.head_dim),)
     if attention.num_key_value_heads != attention.num_attention_heads:
         pairs |= {"--group-query-attention": (), "--num-query-groups": (str(attention.num_key_value_heads),)}
@@ -503,6 +520,7 @@ def _attentions(given: Arguments, layers: int, hidden: int) -> list[dict[str, An
             "qk_nope_head_dim": given.stated("--qk-head-dim"),
             "qk_rope_head_dim": given.stated("--qk-pos-emb-head-dim"),
             "v_head_dim": given.stated("--v-head-dim"),
+            "indexer": _read_indexer(given),
         }
         return [latent] * layers
     grouped = given.given("--group-query-attention")
@@ -521,6 +539,43 @@ def _attentions(given: Arguments, layers: int, hidden: int) -> list[dict[str, An
         "sliding_window": None,
     }
     return [base | {"sliding_window": window} for window in _read_windows(given, layers)]
+
+
+def has_indexer(given: Arguments) -> bool:
+    """Test whether queries attend to keys that an indexer selects.
+
+    Raises:
+        InvalidInputError: the attention is of another variant, or the indexer is beside grouped queries.
+    """
+    variant = given.text("--experimental-attention-variant")
+    if variant is not None and (variant != "dsa" or not given.given("--multi-latent-attention")):
+        raise InvalidInputError(
+            f"--experimental-attention-variant is {shown(variant)}.",
+            "Expected dsa with --multi-latent-attention: other variants are not priced.",
+            "Leave it out to compare the run with one of plain attention.",
+        )
+    return variant is not None
+
+
+def _read_indexer(given: Arguments) -> dict[str, int] | None:
+    """Read the sizes of an indexer, trained as is priced; None without one."""
+    if not has_indexer(given):
+        return None
+    backend, coefficient = given.text("--dsa-kernel-backend"), given.text("--dsa-indexer-loss-coeff")
+    given.given("--no-rope-fusion")
+    trained = given.given("--dsa-indexer-use-sparse-loss") and coefficient is not None and float(coefficient) > 0
+    if backend == "none" or not trained or given.number("--dsa-indexer-topk-freq") != 1:
+        raise InvalidInputError(
+            f"--dsa-kernel-backend is {backend}, --dsa-indexer-loss-coeff {coefficient or 'missing'}.",
+            "Expected a fused kernel, a loss of the selected keys (--dsa-indexer-use-sparse-loss) with a "
+            "coefficient above 0, and an indexer in every layer: that is what is priced.",
+            "Correct them, to compare the run with such a one.",
+        )
+    return {
+        "index_n_heads": given.stated("--dsa-indexer-n-heads"),
+        "index_head_dim": given.stated("--dsa-indexer-head-dim"),
+        "index_topk": given.stated("--dsa-indexer-topk"),
+    }
 
 
 def _check_latent(given: Arguments) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers import Launch
 from milpplan.launchers.expressible import placed_alike, title_of
-from milpplan.launchers.megatron.arguments import Arguments, Values, model_arguments
+from milpplan.launchers.megatron.arguments import Arguments, Values, has_indexer, model_arguments
 from milpplan.launchers.megatron.rules import (
     MEGATRON,
     Sizes,
@@ -33,11 +33,12 @@ from milpplan.problem import Accelerator, HardwareSpec, Job, Layout, ModelSpec, 
 NEWEST = MEGATRON.versions[0]
 LACKS: dict[str, tuple[str, ...]] = {
     "core_v0.19.0": (),
-    "core_v0.18.0": (),
-    "core_v0.17.0": (),
-    "core_v0.16.0": (),
-    "core_v0.15.0": ("--moe-shared-expert-gate",),
+    "core_v0.18.0": ("--dsa-kernel-backend",),
+    "core_v0.17.0": ("--dsa-kernel-backend",),
+    "core_v0.16.0": ("--dsa-kernel-backend",),
+    "core_v0.15.0": ("--dsa-kernel-backend", "--moe-shared-expert-gate"),
     "core_v0.14.0": (
+        "--dsa-kernel-backend",
         "--moe-shared-expert-gate",
         "--softmax-type",
         "--window-size",
@@ -173,6 +174,12 @@ def _check_expressible(problem: Problem, plan: Plan, version: str) -> None:
             f"Expected {name} {' or '.join(allowed)}.",
             f"Solve again with --fix {name}={allowed[0]}.",
         )
+    if problem.model.has_indexers and layout.tp > 1 and not layout.sequence_parallel:
+        raise IllegalPlanError(
+            f"The plan has tp={layout.tp} without sequence parallelism, and {problem.model.name} has an indexer.",
+            "Expected sequence parallelism: Megatron-LM's absorbed_mla.py refuses such attention without it.",
+            "Solve again with --fix sequence_parallel=true.",
+        )
 
 
 def _nodes(problem: Problem, layout: Layout) -> tuple[int, int]:
@@ -194,7 +201,8 @@ def _degrees(problem: Problem, layout: Layout) -> Pairs:
         "--pipeline-model-parallel-size": (str(layout.pp),),
     }
     if layout.cp > 1:
-        pairs |= _context(layout)
+        gathers: Pairs = {"--cp-comm-type": ("allgather",)}
+        pairs |= gathers if problem.model.has_indexers else _context(layout)
     if problem.model.has_experts:
         pairs |= {
             "--expert-model-parallel-size": (str(layout.ep),),
@@ -407,6 +415,8 @@ def _ulysses(given: Arguments, sizes: Sizes) -> int:
     """
     kinds, levels = set(given.texts("--cp-comm-type")), given.texts("--hierarchical-context-parallel-sizes")
     ranks = {"p2p": 1, "a2a": sizes.cp} | ({"a2a+p2p": int(levels[0])} if len(levels) == 2 else {})
+    if has_indexer(given):
+        ranks = {"allgather": 1}
     if sizes.cp == 1:
         return 1
     if len(kinds) > 1 or not kinds <= set(ranks):

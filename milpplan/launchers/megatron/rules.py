@@ -31,7 +31,7 @@ from itertools import groupby
 from math import prod
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
-from milpplan.launchers.capabilities import WHOLE_NODES, Capability, Limit, Mode
+from milpplan.launchers.capabilities import WHOLE_NODES, Capability, Limit, Mode, RowRule, shared_indexers
 from milpplan.launchers.megatron.arguments import COMMIT, Arguments, Values
 from milpplan.problem import DenseMlp, Job, LatentAttention, MixtureOfExperts, ModelSpec, Plan, Problem, Recompute
 from milpplan.problem.reading import shown
@@ -636,7 +636,14 @@ MEGATRON = Capability(
         "core_v0.14.0",
     ),
     limits=MEGATRON_LIMITS,
-    rules=WHOLE_NODES,
+    rules=WHOLE_NODES
+    | {
+        "indexers_need_sequence_parallelism": RowRule(
+            shared_indexers,
+            "its attention to selected keys needs --sequence-parallel with tensor parallelism "
+            "(core/transformer/experimental_attention_variant/absorbed_mla.py)",
+        )
+    },
     recompute_counts="block",
     modes=megatron_modes,
     more_limits=megatron_limits,

@@ -503,6 +503,12 @@ class MegatronBridge:
         """
         check_megatron(problem, MEGATRON.versions[0])
         job, model = problem.job, problem.model
+        if model.has_indexers:
+            raise _refused(
+                f"{model.name} attends to keys that an indexer selects",
+                "attention to all earlier keys: exports to it write no indexer",
+                "Export to megatron.",
+            )
         if job.grad_dtype != "fp32":
             raise _refused(
                 f"gradients are accumulated in {job.grad_dtype}",

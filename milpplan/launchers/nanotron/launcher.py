@@ -96,6 +96,8 @@ def model_losses(model: ModelSpec) -> list[str]:
     parts = {
         f"heads of {attention.head_dim}, not hidden_size / heads": (
             attention.head_dim * attention.num_attention_heads != model.hidden_size
+            or attention.value_dim != attention.head_dim
+            or attention.keys_are_values
         ),
         "norms of queries and keys": attention.qk_norm != "none",
         "attention sinks": attention.sinks,

@@ -41,11 +41,18 @@ _GENERIC = {
 _REQUIRED = ("layers", "hidden size", "heads", "feed-forward width", "vocabulary")
 _CAUSAL = ("forcausallm", "lmheadmodel")
 _CLASS_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "Model")
-_CLASS_NAMES = {"falcon": ("rw",), "gemma3_text": ("gemma3text", "gemma3"), "llama4_text": ("llama4",)}
+_CLASS_NAMES = {
+    "falcon": ("rw",),
+    "gemma3_text": ("gemma3text", "gemma3"),
+    "gemma4_text": ("gemma4text", "gemma4"),
+    "llama4_text": ("llama4",),
+}
 """Names of classes, without their suffix, that are not the family's name without its underscores."""
-_TEXT_PART = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
+_TEXT_PART = {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "llama4": "llama4_text"}
 """Model type of the text part of multimodal configs that do not name it."""
 _TOWER = "vision_config"
+CAUSAL_TEXT = {"use_bidirectional_attention": "vision"}
+"""Values beside those of ``FIXED`` that change nothing for tokens of text."""
 
 
 def is_huggingface_config(data: Mapping[str, object]) -> bool:
@@ -160,7 +167,8 @@ def _check_keys(config: Mapping[str, object], fields: Fields, family: str) -> No
     outer = Fields(config if wrapped else {}, fields.source)
     for key, (expected, reason) in FIXED.items():
         for level in (fields, outer):
-            level.must_be(key, expected, reason)
+            if level.value(key) != CAUSAL_TEXT.get(key, expected):
+                level.must_be(key, expected, reason)
     implementation = fields.value("attn_implementation") or fields.value("_attn_implementation")
     if implementation is not None and implementation not in FUSED:
         raise fields.refuse(

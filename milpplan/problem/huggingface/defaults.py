@@ -46,6 +46,11 @@ CLASS_DEFAULTS: dict[str, dict[str, object]] = {
     "gemma": {"max_position_embeddings": 8192, "tie_word_embeddings": True},
     "gemma2": {"max_position_embeddings": 8192, "tie_word_embeddings": True},
     "gemma3_text": {"max_position_embeddings": 131072, "tie_word_embeddings": True},
+    "gemma4_text": {
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+        "hidden_size_per_layer_input": 256,
+    },
     "starcoder2": {"max_position_embeddings": 4096, "tie_word_embeddings": True, "use_bias": True},
     "falcon": {
         "max_position_embeddings": 2048,
@@ -82,6 +87,7 @@ CLASS_DEFAULTS: dict[str, dict[str, object]] = {
     "granitemoe": {"max_position_embeddings": 2048},
     "dots1": {"max_position_embeddings": 2048},
     "minimax_m2": {"max_position_embeddings": 196608},
+    "mimo_v2_flash": {"max_position_embeddings": 131072},
     "llama4_text": {"max_position_embeddings": 131072, "use_qk_norm": True, "no_rope_layer_interval": 4},
 }
 
@@ -124,7 +130,7 @@ _REASONS: dict[str, str] = {
         "image_token_id video_token_id audio_token_id vision_start_token_id vision_end_token_id image_token_index "
         "video_token_index audio_token_index boi_token_id boi_token_index eoi_token_id eoi_token_index "
         "boa_token_id eoa_token_id boa_token_index eoa_token_index mm_tokens_per_image ignore_index "
-        "media_placeholder_token_id video_placeholder use_unified_vision_chunk"
+        "media_placeholder_token_id video_placeholder use_unified_vision_chunk vision_soft_tokens_per_image"
     ),
     "numerics of tensor-parallel training elsewhere; the plan decides degrees": "pretraining_tp ep_size",
 }
@@ -198,9 +204,14 @@ _FAMILY_REASONS |= {
         "phimoe": "input_jitter_noise",
         "dots1": "n_group topk_group norm_topk_prob routed_scaling_factor scoring_func topk_method",
         "minimax_m2": "use_routing_bias scoring_func",
+        "mimo_v2_flash": "n_group topk_group norm_topk_prob routed_scaling_factor scoring_func topk_method",
         "ernie4_5_moe": "moe_norm_min",
         "llama4_text": "",
     }.items()
+}
+_FAMILY_REASONS["mimo_v2_flash"] |= {
+    "numbers within kernels": "attention_value_scale layernorm_epsilon swa_rope_theta",
+    "the window, which sliding_window says": "attention_chunk_size",
 }
 _FAMILY_REASONS["granitemoe"] = _FAMILY_REASONS["mixtral"] | _FAMILY_REASONS["granite"]
 _FAMILY_REASONS["smollm3"] = {
@@ -219,6 +230,9 @@ _FAMILY_REASONS["glm_moe_dsa"] = _FAMILY_REASONS["deepseek_v2"] | {
     "angles of rotary positions, within the same kernel": "indexer_rope_interleave",
 }
 _FAMILY_REASONS["gemma3_text"] = _FAMILY_REASONS["gemma2"]
+_FAMILY_REASONS["gemma4_text"] = _FAMILY_REASONS["gemma2"] | {
+    "the vocabulary of embeddings of layers, of which there are none": "vocab_size_per_layer_input",
+}
 
 FIXED: dict[str, tuple[object, str]] = {
     "is_encoder_decoder": (False, "a decoder alone is described"),
@@ -269,9 +283,7 @@ OBSTACLES: Final = {
     "minimax": ("layers of lightning attention", "mixtral"),
     "minimax_m3": ("sparse attention over selected blocks", "minimax_m2"),
     "deepseek_v4": ("compressed sparse attention and several residual streams", "deepseek_v3"),
-    "gemma4_text": ("layers whose head sizes differ, and experts beside a dense block", "gemma3_text"),
     "nemotron-nas": ("layers that differ one by one, some without attention", "llama"),
-    "mimo_v2_flash": ("values of another width than keys, in layers that differ", "qwen3_moe"),
     "step3p7": ("layers whose numbers of heads differ", "qwen3_moe"),
     "bloom": ("a norm after the embedding, and a bias of positions in the scores", "gpt_neox"),
     "mpt": ("a bias of positions in the scores", "gpt_neox"),

@@ -25,6 +25,7 @@ from milpplan.problem.huggingface.parts import (
     dense_mlp,
     expert_mlps,
     experts_of,
+    listed_experts,
     masks,
     model_of,
     plain_attention,
@@ -122,17 +123,6 @@ def _leading_dense(fields: Fields) -> list[bool]:
     return [layer >= dense for layer in range(fields.num_layers)]
 
 
-def _listed_experts(fields: Fields) -> list[bool]:
-    """Build experts in the layers that ``mlp_layer_types`` calls sparse, else in all but the leading ones."""
-    listed = fields.sequence("mlp_layer_types")
-    if listed is None:
-        return _leading_dense(fields)
-    fields.unused("first_k_dense_replace", "moe_layer_freq")
-    if len(listed) != fields.num_layers or any(kind not in ("dense", "sparse") for kind in listed):
-        raise fields.refuse(f"mlp_layer_types is {shown(listed)}.", "Expected dense or sparse for every layer.")
-    return [kind == "sparse" for kind in listed]
-
-
 def _shared_experts(fields: Fields) -> MixtureOfExperts:
     # A null stands for none in DeepSeek's own files.
     none = 0 if fields.there("n_shared_experts") else None
@@ -171,7 +161,8 @@ def _deepseek_v32(fields: Fields, name: str) -> ModelSpec:
     fields.must_be("layer_types", every, "an indexer selects keys in every layer")
     sizes = {key: fields.integer(key) for key in ("index_n_heads", "index_head_dim", "index_topk")}
     attention = _latent_attention(fields).model_copy(update={"indexer": Indexer(**sizes)})
-    mlps = expert_mlps(fields, _shared_experts(fields), _listed_experts(fields))
+    leading = _leading_dense(fields)
+    mlps = expert_mlps(fields, _shared_experts(fields), listed_experts(fields, leading))
     return model_of(fields, name, runs([attention] * len(mlps), mlps))
 
 
@@ -267,6 +258,37 @@ def _gemma3(fields: Fields, name: str) -> ModelSpec:
     slides = fields.listed_slides() or [(layer + 1) % pattern != 0 for layer in range(fields.num_layers)]
     attentions = windowed(fields, biased_attention(fields, qk_norm="per_head"), slides)
     return model_of(fields, name, runs(attentions, [dense_mlp(fields)] * len(attentions), num_norms=4))
+
+
+def _gemma4(fields: Fields, name: str) -> ModelSpec:
+    fields.must_be("hidden_size_per_layer_input", 0, "layers have no embeddings of their own")
+    fields.must_be("num_kv_shared_layers", 0, "every layer has keys and values of its own")
+    fields.must_be("use_double_wide_mlp", False, "feed-forward blocks are equally wide")
+    layers = range(fields.num_layers)
+    slides = fields.listed_slides() or [(layer + 1) % 6 != 0 for layer in layers]
+    slides[-1] = False
+    near = biased_attention(fields, qk_norm="per_head")
+    shared = fields.flag("attention_k_eq_v")
+    heads = fields.optional("num_global_key_value_heads") if shared else None
+    fields.unused("num_global_key_value_heads")
+    wide = {
+        "head_dim": fields.integer("global_head_dim"),
+        "num_key_value_heads": heads or near.num_key_value_heads,
+        "keys_are_values": shared,
+    }
+    listed = zip(windowed(fields, near, slides), slides, strict=True)
+    attentions = [attention if slide else attention.model_copy(update=wide) for attention, slide in listed]
+    mlp: Mlp = dense_mlp(fields)
+    if experts := fields.flag("enable_moe_block"):
+        mlp = MixtureOfExperts(
+            num_experts=fields.integer("num_experts"),
+            num_experts_per_tok=fields.integer("top_k_experts"),
+            intermediate_size=fields.integer("moe_intermediate_size"),
+            shared_intermediate_size=fields.integer("intermediate_size"),
+            router_scales=True,
+        )
+    fields.unused("num_experts", "top_k_experts", "moe_intermediate_size")
+    return model_of(fields, name, runs(attentions, [mlp] * len(slides), num_norms=7 if experts else 4))
 
 
 def _starcoder2(fields: Fields, name: str) -> ModelSpec:
@@ -470,6 +492,36 @@ def _dots1(fields: Fields, name: str) -> ModelSpec:
     )
 
 
+def _mimo_v2(fields: Fields, name: str) -> ModelSpec:
+    """Windows with sinks and twice the key-value heads, six layers in a row but for the first and each sixth."""
+    heads, shared = fields.integer(HEADS), fields.num_key_value_heads
+    full = attention_of(fields, qkv_bias=fields.flag("attention_bias")).model_copy(
+        update={"v_head_dim": fields.integer("v_head_dim")}
+    )
+    as_class = "it is what the class builds"
+    fields.must_be("swa_num_attention_heads", heads, as_class)
+    fields.must_be("swa_num_key_value_heads", 2 * shared, as_class)
+    fields.must_be("swa_head_dim", full.head_dim, as_class)
+    fields.must_be("swa_v_head_dim", full.value_dim, as_class)
+    fields.must_be("add_swa_attention_sink_bias", True, as_class)
+    fields.must_be("add_full_attention_sink_bias", False, as_class)
+    layers = range(fields.num_layers)
+    slides = fields.listed_slides() or [layer > 0 and (layer + 1) % 6 != 0 for layer in layers]
+    fields.must_be("hybrid_layer_pattern", [int(slide) for slide in slides], as_class)
+    is_expert = listed_experts(fields, [layer > 0 for layer in layers])
+    fields.must_be("moe_layer_freq", [int(flag) for flag in is_expert], as_class)
+    fields.must_be("n_shared_experts", 0, as_class)
+    # The class counts the query's own position beside sliding_window_size others.
+    window = fields.window()
+    others = fields.optional("sliding_window_size")
+    window = window if others is None else others + 1
+    near = {"sliding_window": window, "sinks": True, "num_key_value_heads": 2 * shared}
+    sliding = full.model_copy(update=near)
+    experts = experts_of(fields, "n_routed_experts", "moe_intermediate_size")
+    mlps = expert_mlps(fields, experts, is_expert)
+    return model_of(fields, name, runs([sliding if slide else full for slide in slides], mlps))
+
+
 def _minimax_m2(fields: Fields, name: str) -> ModelSpec:
     fields.must_be("use_qk_norm", True, "the class always has norms of queries and keys")
     fields.must_be("qk_norm_type", "per_layer", "norms span all heads")
@@ -524,6 +576,7 @@ BUILDERS: dict[str, Builder] = {
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
+    "gemma4_text": _gemma4,
     "starcoder2": _starcoder2,
     "falcon": _falcon,
     "cohere": _cohere,
@@ -550,6 +603,7 @@ BUILDERS: dict[str, Builder] = {
     "granitemoe": _granite_moe,
     "dots1": _dots1,
     "minimax_m2": _minimax_m2,
+    "mimo_v2_flash": _mimo_v2,
     "llama4_text": _llama4,
 }
 """Families by ``model_type``."""
@@ -588,6 +642,7 @@ ALIASES: dict[str, dict[str, tuple[str, ...]]] = {
     "gemma3_text": {"sliding_window_pattern": ("_sliding_window_pattern",)},
     "dots1": {"n_routed_experts": ("num_local_experts",)},
     "minimax_m2": {"num_local_experts": ("num_experts",)},
+    "mimo_v2_flash": {"n_routed_experts": ("num_local_experts",)},
     "granitemoe": {"num_local_experts": ("num_experts",)},
     "phimoe": {"num_local_experts": ("num_experts",)},
     "olmoe": {"num_experts": ("num_local_experts",)},

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from milpplan.problem import DenseMlp, GroupedQueryAttention, LayerRun, MixtureOfExperts, ModelSpec
 from milpplan.problem.huggingface.typed_keys import HEADS, HIDDEN, POSITIONS, Fields
 from milpplan.problem.model import Attention, Mlp
+from milpplan.problem.reading import shown
 
 QkNorm = Literal["none", "unweighted", "per_head", "full_width"]
 
@@ -142,3 +143,13 @@ def expert_mlps(fields: Fields, experts: MixtureOfExperts, is_expert: list[bool]
         return [experts] * len(is_expert)
     dense = dense_mlp(fields)
     return [experts if flag else dense for flag in is_expert]
+
+
+def listed_experts(fields: Fields, default: list[bool]) -> list[bool]:
+    """Find the layers that ``mlp_layer_types`` calls sparse, with experts; ``default`` where it is absent."""
+    listed = fields.sequence("mlp_layer_types")
+    if listed is None:
+        return default
+    if len(listed) != fields.num_layers or any(kind not in ("dense", "sparse") for kind in listed):
+        raise fields.refuse(f"mlp_layer_types is {shown(listed)}.", "Expected dense or sparse for every layer.")
+    return [kind == "sparse" for kind in listed]

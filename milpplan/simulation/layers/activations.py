@@ -31,6 +31,7 @@ from milpplan.simulation.layers.layer_time import (
     Shard,
     exchanged_bytes,
     has_operator_checkpoints,
+    key_value_widths,
     kv_heads_per_rank,
     routed_rows,
 )
@@ -103,7 +104,8 @@ def _kept_products(shard: Shard, kind: LayerRun) -> FloatArray:
     assert isinstance(attention, GroupedQueryAttention)
     assert isinstance(mlp, DenseMlp)
     heads = attention.num_attention_heads / shard.tp
-    widths = (2 * heads + kv_heads_per_rank(attention, shard.tp)) * attention.head_dim
+    values = kv_heads_per_rank(attention, shard.tp) * attention.value_dim
+    widths = heads * (attention.head_dim + attention.value_dim) + values
     down = mlp.gated and shard.problem.hardware.software.keeps_unread_results
     widths = widths + mlp.intermediate_size / shard.tp + (shard.hidden if down else 0)
     summed = np.where(shard.tp > 1, 2 * shard.hidden / shard.sequence_tp, 0.0)
@@ -161,9 +163,8 @@ def _attention(shard: Shard, kind: LayerRun) -> tuple[FloatArray, FloatArray]:
         kept = BF16_BYTES * tokens * latent / shard.sequence_tp * 2 + expanded + out
         dropped = expanded
     else:
-        q_bytes = BF16_BYTES * tokens * heads * attention.head_dim
-        kv_bytes = BF16_BYTES * tokens * 2 * kv_heads_per_rank(attention, tp) * attention.head_dim
-        kept = 2 * q_bytes + kv_bytes
+        q_bytes = BF16_BYTES * tokens * heads * (attention.head_dim + attention.value_dim)
+        kept = q_bytes + BF16_BYTES * tokens * key_value_widths(attention, tp)[1]
         dropped = np.zeros_like(tokens)
     kept = kept + _exchanged_outputs(shard, attention)
     if job.attention_kernel == "flash":
@@ -276,9 +277,9 @@ def _deferred_attention(shard: Shard, kind: LayerRun) -> FloatArray:
     heads = attention.num_attention_heads / shard.tp
     ends = _column_input(shard) + _row_gradient(shard)
     if not isinstance(attention, LatentAttention):
-        q_width = heads * attention.head_dim
-        kv_width = 2 * kv_heads_per_rank(attention, shard.tp) * attention.head_dim
-        return ends + element * tokens * (q_width + kv_width) + BF16_BYTES * tokens * q_width
+        q_width, out_width = heads * attention.head_dim, heads * attention.value_dim
+        kv_width = key_value_widths(attention, shard.tp)[0 if attention.keys_are_values else 1]
+        return ends + element * tokens * (q_width + kv_width) + BF16_BYTES * tokens * out_width
     qk_dim = attention.qk_nope_head_dim + attention.qk_rope_head_dim
     latent = (attention.q_lora_rank or 0) + attention.kv_lora_rank
     # Inputs of the up projections, and gradients of the outputs of the down projections.

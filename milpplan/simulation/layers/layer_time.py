@@ -209,7 +209,7 @@ def core_shape(attention: Attention, tp: FloatArray) -> tuple[FloatArray, tuple[
     if isinstance(attention, LatentAttention):
         qk_dim = attention.qk_nope_head_dim + attention.qk_rope_head_dim
         return heads, (qk_dim, attention.v_head_dim), None
-    return heads, (attention.head_dim, attention.head_dim), attention.sliding_window
+    return heads, (attention.head_dim, attention.value_dim), attention.sliding_window
 
 
 def flash_core_s(
@@ -268,14 +268,21 @@ def kv_heads_per_rank(attention: GroupedQueryAttention, tp: FloatArray) -> Float
     return np.maximum(attention.num_key_value_heads / tp, 1.0)
 
 
+def key_value_widths(attention: GroupedQueryAttention, tp: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the widths of a rank's keys, and of its keys and values together."""
+    heads = kv_heads_per_rank(attention, tp)
+    return heads * attention.head_dim, heads * (attention.head_dim + attention.value_dim)
+
+
 def _grouped_query_attention(shard: Shard, attention: GroupedQueryAttention, tally: Tally) -> None:
     """Add the projections, rotary positions and attention of a grouped-query attention."""
     tokens, tp = shard.tokens, shard.tp
     q_width = attention.num_attention_heads * attention.head_dim / tp
-    kv_width = 2 * kv_heads_per_rank(attention, tp) * attention.head_dim
-    qkv = shard.gemm(tokens, q_width + kv_width, shard.hidden)
-    out = shard.gemm(tokens, shard.hidden, q_width)
-    rope = shard.memory_bound(2 * BF16_BYTES * tokens * (q_width + kv_width / 2))
+    k_width, kv_width = key_value_widths(attention, tp)
+    projected = q_width + (k_width if attention.keys_are_values else kv_width)
+    qkv = shard.gemm(tokens, projected, shard.hidden)
+    out = shard.gemm(tokens, shard.hidden, attention.num_attention_heads * attention.value_dim / tp)
+    rope = shard.memory_bound(2 * BF16_BYTES * tokens * (q_width + k_width))
     # Rotary positions and norms of queries and keys are a pass over them each.
     rope = (int(not shard.problem.model.learned_positions) + int(attention.qk_norm != "none")) * rope
     tally.compute(
@@ -307,11 +314,12 @@ def _replayed_products(shard: Shard, kind: LayerRun, tally: Tally) -> None:
     assert isinstance(mlp, DenseMlp)
     tokens, hidden = shard.tokens, shard.hidden
     q_width = attention.num_attention_heads * attention.head_dim / shard.tp
-    kv_width = 2 * kv_heads_per_rank(attention, shard.tp) * attention.head_dim
-    keys = shard.gemm(tokens, q_width + kv_width, hidden).forward * (kv_width / 2 / (q_width + kv_width))
-    rope = shard.memory_bound(2 * BF16_BYTES * tokens * (q_width + kv_width / 2))
+    k_width, kv_width = key_value_widths(attention, shard.tp)
+    keys = shard.gemm(tokens, q_width + kv_width, hidden).forward * (k_width / (q_width + kv_width))
+    rope = shard.memory_bound(2 * BF16_BYTES * tokens * (q_width + k_width))
     residual = shard.memory_bound(3 * BF16_BYTES * tokens * hidden / shard.sequence_tp)
-    tally.replayed(keys + shard.gemm(tokens, hidden, q_width).forward + rope + residual)
+    out = shard.gemm(tokens, hidden, attention.num_attention_heads * attention.value_dim / shard.tp)
+    tally.replayed(keys + out.forward + rope + residual)
     if mlp.gated:
         tally.replayed(shard.gemm(tokens, 2 * mlp.intermediate_size / shard.tp, hidden).forward / 2)
 

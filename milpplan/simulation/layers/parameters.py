@@ -70,15 +70,18 @@ def _norm_parameters(model: ModelSpec) -> int:
 def _grouped_query_attention(hidden: int, attention: GroupedQueryAttention) -> LayerParameters:
     """Count projections q, k, v (column parallel) and o (row parallel), biases, q/k norms and sinks.
 
-    ``h*(a + 2*k)*d + a*d*h``, with a heads, k key-value heads of width d. Source: transformers 5.23.0,
-    ``LlamaAttention``, ``Qwen3Attention``, ``Olmo2Attention``, ``GptOssAttention``.
+    ``h*(a*d + k*(d + v)) + a*v*h``, with a heads and k key-value heads, of width d with values of width v. Source:
+    transformers 5.23.0, ``LlamaAttention``, ``Qwen3Attention``, ``Olmo2Attention``, ``GptOssAttention``,
+    ``MiMoV2FlashAttention``.
     """
     query = attention.num_attention_heads * attention.head_dim
-    key_value = attention.num_key_value_heads * attention.head_dim
-    matrices = hidden * (query + 2 * key_value) + query * hidden
-    column_bias = query + 2 * key_value if attention.qkv_bias else 0
+    keys = attention.num_key_value_heads * attention.head_dim
+    values = 0 if attention.keys_are_values else attention.num_key_value_heads * attention.value_dim
+    columns = query + keys + values
+    matrices = hidden * columns + attention.num_attention_heads * attention.value_dim * hidden
+    column_bias = columns if attention.qkv_bias else 0
     sinks = attention.num_attention_heads if attention.sinks else 0
-    qk_norm = {"none": 0, "unweighted": 0, "per_head": 2 * attention.head_dim, "full_width": query + key_value}
+    qk_norm = {"none": 0, "unweighted": 0, "per_head": 2 * attention.head_dim, "full_width": query + keys}
     return LayerParameters(
         tensor_parallel=matrices + column_bias + sinks,
         replicated=qk_norm[attention.qk_norm] + (hidden if attention.output_bias else 0),
@@ -131,6 +134,8 @@ def _mixture_of_experts(hidden: int, mlp: MixtureOfExperts) -> LayerParameters:
     if mlp.shared_intermediate_size:
         shared, shared_bias = _feed_forward(hidden, mlp.shared_intermediate_size, mlp.gated, mlp.bias)
     router = mlp.num_experts * (hidden + (1 if mlp.router_bias else 0))
+    if mlp.router_scales:
+        router += hidden + mlp.num_experts
     return LayerParameters(
         tensor_parallel=shared,
         replicated=router + shared_bias + (hidden if mlp.shared_gate else 0),
@@ -238,7 +243,7 @@ def model_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
                 keys = float(average_keys(sequence_length, indexer.index_topk))
                 attention += run.count * (indexed + 4 * keys * scores)
         else:
-            width = 2 * heads * run.attention.head_dim
+            width = heads * (run.attention.head_dim + run.attention.value_dim)
             dense = run.attention
             keys = float(average_keys(sequence_length, dense.sliding_window, chunked=dense.chunked))
         attention += run.count * 6 * keys * width
