@@ -81,6 +81,10 @@ def test_frozen_parts_have_no_gradients() -> None:
     assert (sizes[1:, -2:] == 0).all()
     with pytest.raises(ValueError, match="share a matrix: freeze both or neither"):
         problem_of("gemma-7b", frozen=("head",))
+    with pytest.raises(ValueError, match="llama3-8b has no kv_b_proj to adapt"):
+        problem_of("llama3-8b", lora=Lora(rank=8, modules=("kv_b_proj",)))
+    with pytest.raises(ValueError, match="must name each matrix once"):
+        Lora(rank=8, modules=("q_proj", "q_proj"))
 
 
 def test_gpt3_takes_the_papers_memory_and_speed() -> None:
@@ -203,12 +207,12 @@ def test_the_command_line_answers_with_evidence(tmp_path: Path) -> None:
     ("words", "seen"),
     [
         (("--lora-modules", "q_proj"), "without --lora-rank"),
-        (("--lora-rank", "8", "--lora-modules", "wq"), "lora"),
-        (("--lora-rank", "8", "--lora-modules", "kv_b_proj"), "llama3-8b has no kv_b_proj to adapt"),
-        (("--lora-rank", "0"), "lora"),
+        (("--lora-rank", "8", "--lora-modules", "wq"), "--lora-modules 'wq' does not exist"),
+        (("--lora-rank", "8", "--lora-modules", "kv_b_proj"), "--lora-modules 'kv_b_proj' does not exist"),
+        (("--lora-rank", "0"), "lora.rank"),
         (("--lora-rank", "8", "--freeze", "head"), "lora freezes all parts of the model"),
         (("--lora-rank", "8", "--inference"), "an inference job trains nothing"),
-        (("--freeze", "neck"), "frozen"),
+        (("--freeze", "neck"), "Expected one of embedding, head"),
         (("--lora-rank", "8", "--target", "megatron"), "LoRA adapters of rank 8"),
     ],
 )

@@ -30,6 +30,7 @@ from milpplan.problem import (
     model_names,
 )
 from milpplan.problem.problem import (
+    FROZEN_PARTS,
     MAX_BATCH,
     MAX_GPUS,
     MAX_MARGIN,
@@ -239,7 +240,7 @@ def problem_of(
         training_tokens=job["tokens"],
         deadline_s=None if hours is None else hours * SECONDS_PER_HOUR,
         lora=_lora(spec, job.get("lora_rank"), job.get("lora_modules")),
-        frozen=tuple(dict.fromkeys(job.get("freeze") or ())),
+        frozen=tuple(dict.fromkeys(choice(name, "--freeze", FROZEN_PARTS) for name in job.get("freeze") or ())),
     )
     check_size(asked)
     declared = SPACES[choice(space, "--space", tuple(SPACES))]
@@ -252,7 +253,7 @@ def _lora(model: ModelSpec, rank: int | None, modules: str | None) -> dict[str, 
     """Read ``--lora-rank`` and ``--lora-modules``.
 
     Raises:
-        InvalidInputError: modules without a rank.
+        InvalidInputError: modules without a rank, or a matrix that the model lacks.
     """
     if rank is None and modules is not None:
         raise InvalidInputError(
@@ -266,7 +267,11 @@ def _lora(model: ModelSpec, rank: int | None, modules: str | None) -> dict[str, 
         return {"rank": rank}
     if modules == ALL_LINEAR:
         return {"rank": rank, "modules": model.linear_modules}
-    return {"rank": rank, "modules": tuple(name.strip() for name in modules.split(","))}
+    known = (*model.linear_modules, ALL_LINEAR)
+    return {
+        "rank": rank,
+        "modules": tuple(choice(name.strip(), "--lora-modules", known) for name in modules.split(",")),
+    }
 
 
 def narrowed(problem: Problem, fix: Iterable[str], allow: Iterable[str], schedule: str | None) -> Problem:

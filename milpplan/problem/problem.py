@@ -70,6 +70,7 @@ class Lora(Record):
 
 
 FrozenPart = Literal["embedding", "head"]
+FROZEN_PARTS: tuple[FrozenPart, ...] = ("embedding", "head")
 
 
 class Job(Record):
