@@ -25,6 +25,7 @@ from tests.optimize.problems import random_problem
 from tests.optimize.test_bounds import Costed, assert_bounds_hold
 from tests.optimize.test_optimality import BACKENDS, check
 from tests.simulation.cases import (
+    MODEL_HARDWARE,
     adapted,
     even_plan,
     ideal_hardware,
@@ -36,6 +37,8 @@ from tests.simulation.cases import (
 from tests.simulation.cases import random_problem as real_problem
 from tests.simulation.test_bulk import disagreements, switched, with_host
 
+INDEXED = MODEL_HARDWARE[-1]
+"""A model with sparse attention."""
 QV = ("q_proj", "v_proj")
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -85,6 +88,8 @@ def test_frozen_parts_have_no_gradients() -> None:
         problem_of("llama3-8b", lora=Lora(rank=8, modules=("kv_b_proj",)))
     with pytest.raises(ValueError, match="must name each matrix once"):
         Lora(rank=8, modules=("q_proj", "q_proj"))
+    with pytest.raises(ValueError, match="sparse attention with an indexer"):
+        problem_of(INDEXED[0], INDEXED[1], lora=Lora(rank=8))
 
 
 def test_gpt3_takes_the_papers_memory_and_speed() -> None:

@@ -75,11 +75,12 @@ def problem_of(
 
 
 def adapted(random: np.random.Generator, problem: Problem) -> Problem:
-    """The problem with adapters on some matrices, or with frozen ends."""
+    """The problem with adapters on some matrices, or with frozen ends (always beside an indexer)."""
     names = problem.model.linear_modules
     chosen = [name for name in names if random.integers(2)] or [names[0]]
     change: dict[str, Any] = {"lora": Lora(rank=int(random.choice([1, 8, 64])), modules=tuple(chosen))}
-    if random.integers(4) == 0:
+    indexed = any(getattr(kind.attention, "indexer", None) for kind in problem.model.kinds)
+    if indexed or random.integers(4) == 0:
         change = {"frozen": ("embedding", "head")}
     return problem.model_copy(update={"job": problem.job.model_copy(update=change)})
 
