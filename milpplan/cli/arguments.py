@@ -18,6 +18,7 @@ from milpplan.problem import (
     HardwareSpec,
     Job,
     Layout,
+    ModelSpec,
     NodeGroup,
     Problem,
     Range,
@@ -29,6 +30,7 @@ from milpplan.problem import (
     model_names,
 )
 from milpplan.problem.problem import (
+    FROZEN_PARTS,
     MAX_BATCH,
     MAX_GPUS,
     MAX_MARGIN,
@@ -46,6 +48,8 @@ MAX_CANDIDATES: Final = 4_096
 """Maximum of combinations of a number of GPUs and a batch in one problem."""
 MAX_DIGITS: Final = 9
 _GROUP: Final = re.compile(rf"(?P<name>.+):(?P<gpus>[0-9]{{1,{MAX_DIGITS}}})")
+ALL_LINEAR: Final = "all-linear"
+"""Word of Hugging Face PEFT for all matrices of the layers."""
 OBJECTIVES: Final = ("step_time_per_token", "num_gpus", "gpu_hours")
 
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -235,12 +239,39 @@ def problem_of(
         objective=choice(job["objective"], "--objective", OBJECTIVES),
         training_tokens=job["tokens"],
         deadline_s=None if hours is None else hours * SECONDS_PER_HOUR,
+        lora=_lora(spec, job.get("lora_rank"), job.get("lora_modules")),
+        frozen=tuple(dict.fromkeys(choice(name, "--freeze", FROZEN_PARTS) for name in job.get("freeze") or ())),
     )
     check_size(asked)
     declared = SPACES[choice(space, "--space", tuple(SPACES))]
     parts = {"model": spec, "hardware": first, "job": asked, "space": declared, "other_hardware": others}
     problem = record(Problem, "the command line", **parts)
     return with_margin(narrowed(problem, fix, allow, schedule), job.get("memory_margin"))
+
+
+def _lora(model: ModelSpec, rank: int | None, modules: str | None) -> dict[str, Any] | None:
+    """Read ``--lora-rank`` and ``--lora-modules``.
+
+    Raises:
+        InvalidInputError: modules without a rank, or a matrix that the model lacks.
+    """
+    if rank is None and modules is not None:
+        raise InvalidInputError(
+            f"--lora-modules is {shown(modules)}, without --lora-rank.",
+            "Expected the rank of the adapters.",
+            "Add --lora-rank, such as --lora-rank 16, or leave --lora-modules out.",
+        )
+    if rank is None:
+        return None
+    if modules is None:
+        return {"rank": rank}
+    if modules == ALL_LINEAR:
+        return {"rank": rank, "modules": model.linear_modules}
+    known = (*model.linear_modules, ALL_LINEAR)
+    return {
+        "rank": rank,
+        "modules": tuple(choice(name.strip(), "--lora-modules", known) for name in modules.split(",")),
+    }
 
 
 def narrowed(problem: Problem, fix: Iterable[str], allow: Iterable[str], schedule: str | None) -> Problem:

@@ -186,6 +186,34 @@ Inference = Annotated[
         rich_help_panel=JOB,
     ),
 ]
+LoraRank = Annotated[
+    int | None,
+    typer.Option(
+        "--lora-rank",
+        metavar="R",
+        help="Train LoRA adapters of this rank; all weights of the model are frozen.",
+        rich_help_panel=JOB,
+    ),
+]
+LoraModules = Annotated[
+    str | None,
+    typer.Option(
+        "--lora-modules",
+        metavar="NAME,NAME|all-linear",
+        help="Matrices with an adapter, as in Hugging Face PEFT's target_modules.",
+        show_default="q_proj,v_proj",
+        rich_help_panel=JOB,
+    ),
+]
+Freeze = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--freeze",
+        metavar="embedding|head",
+        help="Leave a part as it is: no gradients, no optimizer states. Repeatable.",
+        rich_help_panel=JOB,
+    ),
+]
 Backend = Annotated[
     str,
     typer.Option("--backend", metavar="auto|cpsat|cbc|highs", help="Solver.", rich_help_panel=PROOF),

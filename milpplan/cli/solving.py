@@ -63,6 +63,9 @@ class SolveWords:
     attention: str
     grad_dtype: str
     inference: bool
+    lora_rank: int | None
+    lora_modules: str | None
+    freeze: list[str] | None
     space: str
     schedule: str | None
     fix: list[str] | None
@@ -166,6 +169,9 @@ class SolveWords:
             "deadline_hours": arguments.deadline_hours(self.deadline_hours, self.deadline_days),
             "tokens": self.tokens,
             "kind": "inference" if self.inference else "training",
+            "lora_rank": self.lora_rank,
+            "lora_modules": self.lora_modules,
+            "freeze": self.freeze,
             "ignore": self.ignore,
             "memory_margin": self.memory_margin,
         }

@@ -42,6 +42,7 @@ from milpplan.communication.wires import (
     Transport,
     Wires,
     Wiring,
+    copied_embedding,
     end_messages,
     gathered_bytes,
     layer_messages,
@@ -63,7 +64,6 @@ from milpplan.simulation import (
     step_overhead_ns,
 )
 from milpplan.simulation.layers import embedding_endpoint, head_endpoint
-from milpplan.simulation.layers.embedding_and_head import Endpoint
 from milpplan.simulation.mixed_costs import across
 from milpplan.simulation.network import collectives
 from milpplan.simulation.network.collectives import Operation
@@ -158,14 +158,9 @@ def _end_states(problem: Problem, columns: LayoutColumns, is_head: bool) -> list
     dense = end.parameters(columns.tp)
     if is_head:
         dense = dense + copied_embedding(problem, columns, embedding_endpoint(problem, columns))
-    local = LocalParameters(dense, np.zeros(len(columns)))
+    local = LocalParameters.end(dense, problem.job.trains("head" if is_head else "embedding"))
     _, per_step = state_messages(problem, columns, local, is_end=True)
     return per_step
-
-
-def copied_embedding(problem: Problem, columns: LayoutColumns, embedding: Endpoint) -> FloatArray:
-    """Count the parameters of the copy of a tied embedding on the last stage of a pipeline, [n]."""
-    return np.asarray(tied_bytes(problem, columns, embedding) / states.grad_bytes(problem))
 
 
 DEFAULT_BINS = 200

@@ -21,7 +21,7 @@ import numpy as np
 from milpplan.communication.records import Pairs, Places, pairs_of
 from milpplan.errors import InvalidInputError
 from milpplan.problem import Indexer, LatentAttention, LayerRun, MixtureOfExperts, Problem
-from milpplan.problem.model import Attention
+from milpplan.problem.model import Attention, LinearModule
 from milpplan.simulation import BoolArray, FloatArray, IntArray, LayoutColumns, LocalParameters, states
 from milpplan.simulation.layers import Shard, padded_vocab_size
 from milpplan.simulation.layers.embedding_and_head import Endpoint
@@ -68,15 +68,18 @@ class Message(NamedTuple):
     """Number of copies of a token of which an all-to-all sends only one to each domain; None: it sends all."""
 
 
-def _linear_pair(shard: Shard) -> list[Message]:
-    """List the tensor-parallel messages of two linear layers. Source: see ``layer_time._linear_pair``."""
+def _linear_pair(shard: Shard, modules: tuple[LinearModule, ...]) -> list[Message]:
+    """List the tensor-parallel messages of two linear layers, ``modules`` the first one's matrices.
+
+    Source: see ``layer_time._linear_pair``.
+    """
     message = BF16_BYTES * shard.tokens * shard.hidden
     sp, again = (
         values.astype(np.float64) for values in (shard.columns.sequence_parallel, shard.columns.gather_again)
     )
     return [
         Message("tp", "all_reduce", "tensor", message, 1 - sp, 1 - sp),
-        Message("sp", "all_gather", "tensor", shard.gathered_bytes, sp, sp * (1 + again)),
+        Message("sp", "all_gather", "tensor", shard.gathered_bytes, sp, sp * (1 + again * shard.trains(*modules))),
         Message("sp", "reduce_scatter", "tensor", message, sp, sp),
     ]
 
@@ -123,7 +126,8 @@ def _sparse_attention(shard: Shard, attention: LatentAttention, indexer: Indexer
 def layer_messages(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> list[Message]:
     """List the messages of one layer and one micro-batch; full recomputation repeats those of the forward."""
     shard = Shard.of(problem, columns)
-    messages = _linear_pair(shard)
+    attention, mlp = kind.column_modules
+    messages = _linear_pair(shard, attention)
     if isinstance(kind.attention, LatentAttention) and kind.attention.indexer is not None:
         messages += _sparse_attention(shard, kind.attention, kind.attention.indexer)
     else:
@@ -131,7 +135,7 @@ def layer_messages(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> 
     if isinstance(kind.mlp, MixtureOfExperts):
         messages += _experts(shard, kind.mlp)
     if _has_dense_part(kind):
-        messages += _linear_pair(shard)
+        messages += _linear_pair(shard, mlp)
     return _forwards(messages) if problem.inference else messages
 
 
@@ -154,7 +158,9 @@ def replayed_messages(problem: Problem, kind: LayerRun, columns: LayoutColumns) 
     if problem.inference or problem.job.attention_kernel != "flash":
         return []
     shard = Shard.of(problem, columns)
-    kept = np.where(columns.sequence_parallel & ~columns.gather_again, 2.0 if _has_dense_part(kind) else 1.0, 0.0)
+    pairs = kind.column_modules[: 2 if _has_dense_part(kind) else 1]
+    needed = float(sum(shard.trains(*modules) for modules in pairs))
+    kept = np.where(columns.sequence_parallel & ~columns.gather_again, needed, 0.0)
     return [Message("sp", "all_gather", "tensor", shard.gathered_bytes, np.zeros_like(kept), kept)]
 
 
@@ -165,12 +171,13 @@ def end_messages(problem: Problem, is_head: bool, columns: LayoutColumns) -> lis
     sp = columns.sequence_parallel.astype(np.float64)
     zeros = np.zeros_like(sp)
     if not is_head:
+        # A frozen embedding needs no gradient of its output.
         messages = [
             Message("tp", "all_reduce", "tensor", message, 1 - sp, zeros),
             Message("sp", "reduce_scatter", "tensor", message, sp, zeros),
             Message("sp", "all_gather", "tensor", message, zeros, sp),
         ]
-        return _forwards(messages) if problem.inference else messages
+        return messages if problem.job.trains("embedding") else _forwards(messages)
     if problem.inference:
         # Only the last token of every sequence has logits (``embedding_and_head``).
         logits = BF16_BYTES * columns.micro_batch_size * padded_vocab_size(problem.model.vocab_size, columns.tp)
@@ -197,6 +204,7 @@ def state_messages(
         counts reductions.
     """
     stage = np.minimum(columns.zero_stage, 1) if is_end else columns.zero_stage
+    trained, gathered_parts = local.gradients, states.gathered_parameters(columns, local)
     per_micro_batch: list[Message] = []
     per_step: list[Message] = []
     zeros = np.zeros(len(columns))
@@ -204,10 +212,10 @@ def state_messages(
         ("replicas", "replica_shards", "replica_copies"),
         ("expert_replicas", "expert_shards", "expert_copies"),
     )
-    for (count, group), (replicas, shards, copies) in zip(
-        states.replica_groups(columns, local), names, strict=True
+    for (count, group), (moved, _), (replicas, shards, copies) in zip(
+        states.replica_groups(columns, trained), states.replica_groups(columns, gathered_parts), names, strict=True
     ):
-        gradients, weights = states.reduced_bytes(problem) * count, BF16_BYTES * count
+        gradients, weights = states.reduced_bytes(problem) * count, BF16_BYTES * moved
         part = gradients / states.num_shards(problem, group.num_ranks)
         for messages, reduces, gathers in (
             (per_step, stage <= 1, (stage == 1) | (stage == 2)),
@@ -222,18 +230,35 @@ def state_messages(
                 Message("gradient_reduce", "all_reduce", copies, part, zeros, scatters),
                 Message("parameter_gather", "all_gather", shards, weights, gathered, regathered),
             ]
+    if local.copied is not None:
+        # Gradients of copied adapters are summed whenever gradients are reduced among replicas.
+        summed: tuple[tuple[FloatArray, Groups], ...] = (
+            (local.copied.dense, "tensor"),
+            (local.copied.expert, "expert_tensor"),
+        )
+        for count, ranks in summed:
+            size = states.reduced_bytes(problem) * count
+            for messages, reduces in ((per_step, stage <= 1), (per_micro_batch, stage >= 2)):
+                times = reduces.astype(np.float64)
+                messages.append(Message("gradient_reduce", "all_reduce", ranks, size, zeros, times))
     # Inference has no gradients, and its constant weights need no gather after an update.
     return (_forwards(per_micro_batch), []) if problem.inference else (per_micro_batch, per_step)
 
 
-def tied_bytes(problem: Problem, columns: LayoutColumns, embedding: Endpoint) -> FloatArray:
-    """Size the gradient of a tied embedding that the first and the last rank add, in bytes [n].
+def copied_embedding(problem: Problem, columns: LayoutColumns, embedding: Endpoint) -> FloatArray:
+    """Count the parameters of the copy of a tied embedding on the last stage of a pipeline, [n].
 
     0 if embedding and head share a matrix on the same rank.
     """
-    tied = problem.model.tie_word_embeddings
-    shared = np.where(tied & (columns.pp > 1) & ~columns.ends_meet, embedding.matrix_parameters(columns.tp), 0.0)
-    return np.asarray(states.grad_bytes(problem) * shared)
+    tied = problem.model.tie_word_embeddings & (columns.pp > 1) & ~columns.ends_meet
+    return np.where(tied, embedding.matrix_parameters(columns.tp), 0.0)
+
+
+def tied_bytes(problem: Problem, columns: LayoutColumns, embedding: Endpoint) -> FloatArray:
+    """Size the gradient of a tied embedding that the first and the last rank add, in bytes [n]; 0 if it is
+    frozen."""
+    trained = copied_embedding(problem, columns, embedding) * problem.job.trains("head")
+    return np.asarray(states.grad_bytes(problem) * trained)
 
 
 def transfer_bytes(problem: Problem, columns: LayoutColumns) -> FloatArray:

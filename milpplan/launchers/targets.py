@@ -143,6 +143,12 @@ def restrict(problem: Problem, target: str, version: str | None = None, *, stack
             "Expected a job of training: the launchers here train.",
             "Leave --target or --inference out.",
         )
+    if problem.job.frozen_text:
+        raise IllegalPlanError(
+            f"The job has {problem.job.frozen_text}, and the target is {capability.name}.",
+            "Expected a job that trains all weights: milpplan writes no adapters and no frozen parts.",
+            "Leave --target out and copy the degrees of the plan, or leave --lora-rank and --freeze out.",
+        )
     if problem.other_hardware:
         names = ", ".join(hardware.name for hardware in problem.node_types)
         raise IllegalPlanError(

@@ -107,6 +107,7 @@ def quantum_problem(problem: Problem, token_quantum: int) -> Problem:
     unsupported = {
         "several node types": bool(problem.other_hardware),
         "inference": problem.inference,
+        problem.job.frozen_text: bool(problem.job.frozen_text),
         f"{job.attention_kernel} attention": job.attention_kernel != "flash",
     }
     if any(unsupported.values()):

@@ -80,7 +80,7 @@ if TYPE_CHECKING:
         shares_code,
         shares_of,
     )
-    from milpplan.problem.problem import ANY_SPLIT_LAYERS, Job, Mixing, NodeGroup, Problem, Range, Space
+    from milpplan.problem.problem import ANY_SPLIT_LAYERS, Job, Lora, Mixing, NodeGroup, Problem, Range, Space
     from milpplan.problem.reading import parse_json, read_bytes, read_text, validated
     from milpplan.problem.scenarios import Scenario, default_scenarios, in_scenario, scenario_of
 else:

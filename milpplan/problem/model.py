@@ -128,6 +128,14 @@ class MixtureOfExperts(Record):
 Mlp = Annotated[DenseMlp | MixtureOfExperts, Field(discriminator="type")]
 
 
+LinearModule = Literal[
+    "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+    "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj",
+]  # fmt: skip
+"""Matrix of a layer, named as in Hugging Face's Llama and DeepSeek-V3 whatever the model's own class calls it. The
+last three are those of every expert, routed or shared, where a layer has experts."""
+
+
 class LayerRun(Record):
     """``count`` identical consecutive layers."""
 
@@ -136,6 +144,28 @@ class LayerRun(Record):
     mlp: Mlp
     num_norms: Annotated[int, Field(ge=0, le=8)] = 2
     """Norms of hidden_size per layer (Gemma 2 has 4)."""
+
+    @property
+    def linear_modules(self) -> tuple[LinearModule, ...]:
+        """Names of the layer's matrices that may have an adapter: all but the router."""
+        gate: tuple[LinearModule, ...] = ("gate_proj",) if self.mlp.gated else ()
+        if isinstance(self.attention, GroupedQueryAttention):
+            values: tuple[LinearModule, ...] = () if self.attention.keys_are_values else ("v_proj",)
+            return ("q_proj", "k_proj", *values, "o_proj", *gate, "up_proj", "down_proj")
+        query: tuple[LinearModule, ...] = ("q_proj",)
+        if self.attention.q_lora_rank is not None:
+            query = ("q_a_proj", "q_b_proj")
+        return (*query, "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", *gate, "up_proj", "down_proj")
+
+    @property
+    def column_modules(self) -> tuple[tuple[LinearModule, ...], tuple[LinearModule, ...]]:
+        """Names of the column-parallel matrices of attention and of the MLP."""
+        attention = ("q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj")
+        names = self.linear_modules
+        return (
+            tuple(name for name in names if name in attention),
+            tuple(name for name in names if name in ("gate_proj", "up_proj")),
+        )
 
 
 class ModelSpec(Record):
@@ -203,6 +233,11 @@ class ModelSpec(Record):
     def kinds(self) -> tuple[LayerRun, ...]:
         """Distinct layers, in order of first appearance (``count`` is 1)."""
         return _kinds(self.layers)[0]
+
+    @property
+    def linear_modules(self) -> tuple[LinearModule, ...]:
+        """Names of the matrices of all layers that may have an adapter."""
+        return tuple(dict.fromkeys(name for kind in self.kinds for name in kind.linear_modules))
 
     @property
     def layer_kinds(self) -> tuple[int, ...]:

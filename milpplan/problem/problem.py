@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, model_validator
 
 from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.model import ModelSpec
+from milpplan.problem.model import LinearModule, ModelSpec
 from milpplan.problem.plan import MicroBatchShares, NodeOrder, RankOrder, Schedule, TpOverlap
 from milpplan.problem.records import PositiveFloat, PositiveInt, Record
 
@@ -15,6 +15,7 @@ MAX_GPUS: Final = 1_048_576
 MAX_BATCH: Final = 1_048_576
 MAX_SEQUENCE: Final = 16_777_216
 MAX_MARGIN: Final = 0.5
+MAX_LORA_RANK: Final = 4096
 
 Objective = Literal["step_time_per_token", "num_gpus", "gpu_hours"]
 
@@ -50,6 +51,28 @@ class Range(Record):
         return tuple(range(self.minimum, self.maximum + 1, self.step))
 
 
+class Lora(Record):
+    """Low-rank adapters beside frozen weights: y = W x + s B A x, with A [rank, inputs] and B [outputs, rank].
+
+    All other parameters are frozen: embedding, head, norms and routers too.
+    Source: Hu et al. 2021 (LoRA), equation 3; ``LoraConfig`` of Hugging Face PEFT.
+    """
+
+    rank: Annotated[int, Field(gt=0, le=MAX_LORA_RANK)]
+    modules: Annotated[tuple[LinearModule, ...], Field(min_length=1)] = ("q_proj", "v_proj")
+    """Matrices with an adapter, in every layer that has them."""
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Lora:
+        if len(set(self.modules)) < len(self.modules):
+            raise ValueError(f"modules must name each matrix once, got {', '.join(self.modules)}")
+        return self
+
+
+FrozenPart = Literal["embedding", "head"]
+FROZEN_PARTS: tuple[FrozenPart, ...] = ("embedding", "head")
+
+
 class Job(Record):
     """A training job, or an inference job of forwards only. Batch sizes count sequences."""
 
@@ -67,6 +90,22 @@ class Job(Record):
     deadline_s: PositiveFloat | None = None
     """Maximum time of the whole run. Without it the objective ``num_gpus`` asks for the minimum on which a plan
     fits."""
+    lora: Lora | None = None
+    """Adapters; None: the model's own weights are trained."""
+    frozen: tuple[FrozenPart, ...] = ()
+    """Parts that are not trained. ``embedding``: look-up table and learned positions; ``head``: output projection
+    and the norm before it."""
+
+    @property
+    def frozen_text(self) -> str:
+        """Words for the adapters or the frozen parts of the job; empty if all weights are trained."""
+        if self.lora is not None:
+            return f"LoRA adapters of rank {self.lora.rank} on {', '.join(self.lora.modules)}"
+        return f"frozen {' and '.join(self.frozen)}" if self.frozen else ""
+
+    def trains(self, part: FrozenPart) -> bool:
+        """Check that a part of the model is trained."""
+        return self.kind == "training" and self.lora is None and part not in self.frozen
 
     @property
     def num_gpus_values(self) -> tuple[int, ...]:
@@ -86,6 +125,15 @@ class Job(Record):
             raise ValueError("objective=gpu_hours needs training_tokens")
         if self.deadline_s is not None and self.training_tokens is None:
             raise ValueError("deadline_s needs training_tokens, the tokens of the whole run")
+        return self
+
+    @model_validator(mode="after")
+    def _frozen_parts_are_trained_otherwise(self) -> Job:
+        given = [name for name in ("lora", "frozen") if getattr(self, name)]
+        if self.kind == "inference" and given:
+            raise ValueError(f"an inference job trains nothing: leave {given[0]} out")
+        if len(given) > 1:
+            raise ValueError("lora freezes all parts of the model: leave frozen out")
         return self
 
 
@@ -247,6 +295,7 @@ class Problem(Record):
             if self.job.precision == "fp8" and hardware.accelerator.fp8 is None:
                 raise ValueError(f"{hardware.accelerator.name} has no fp8; use precision bf16")
         self.check_node_types()
+        self._check_frozen_parts()
         if self.model.learned_positions and self.job.sequence_length > self.model.max_position_embeddings:
             raise ValueError(
                 f"sequence_length={self.job.sequence_length} exceeds the {self.model.max_position_embeddings}"
@@ -257,6 +306,17 @@ class Problem(Record):
                 f"{self.model.name} attends to selected keys, unfused kernels to all: use attention_kernel flash"
             )
         return self
+
+    def _check_frozen_parts(self) -> None:
+        lora, frozen = self.job.lora, self.job.frozen
+        if self.model.tie_word_embeddings and len(set(frozen)) == 1:
+            raise ValueError(f"embedding and head of {self.model.name} share a matrix: freeze both or neither")
+        if lora is not None and any(getattr(kind.attention, "indexer", None) for kind in self.model.kinds):
+            raise ValueError(f"lora beside sparse attention with an indexer ({self.model.name}) is not modelled")
+        present = self.model.linear_modules
+        absent = [] if lora is None else [name for name in lora.modules if name not in present]
+        if absent:
+            raise ValueError(f"{self.model.name} has no {', '.join(absent)} to adapt; it has {', '.join(present)}")
 
     def check_node_types(self) -> None:
         """Check the fields that name node types.

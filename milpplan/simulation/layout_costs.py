@@ -489,23 +489,23 @@ def _endpoint_states(
     Source: Megatron-LM core/distributed/finalize_model_grads.py.
     """
     rows, inverse = distinct(columns, (*STATE_KEYS, "pp", "ends_meet"), ("rank_order",))
-    part = columns.take(rows)
+    sharded = columns.take(rows)
     # The root unit of a sharded model stays gathered (PyTorch FSDP2, reshard_after_forward of the root).
-    part = replace(part, zero_stage=np.minimum(part.zero_stage, 1))
-    zero = np.zeros(len(part))
+    part = replace(sharded, zero_stage=np.minimum(sharded.zero_stage, 1))
     tied, forwards = problem.model.tie_word_embeddings, problem.inference
     shared = np.where(tied & (part.pp > 1) & ~part.ends_meet, embedding.matrix_parameters(part.tp), 0.0)
     locals_ = (
-        LocalParameters(embedding.parameters(part.tp), zero),
-        LocalParameters(head.parameters(part.tp) + shared, zero),
+        LocalParameters.end(embedding.parameters(part.tp), problem.job.trains("embedding")),
+        LocalParameters.end(head.parameters(part.tp) + shared, problem.job.trains("head")),
     )
     stride = placement.pipeline(part).stride * (part.pp - 1)
     pair = np.where(shared > 0, 2, 1)
-    tie = ends_reduce_s(problem, states.grad_bytes(problem) * shared, pair, stride)
+    summed = states.grad_bytes(problem) * shared * problem.job.trains("head")
+    tie = ends_reduce_s(problem, summed, pair, stride)
     gathered = (part.zero_stage >= 1) & (not forwards)
     tie = np.zeros_like(tie) if forwards else tie
     reduce = [states.reduce_s(problem, part, local) + tie for local in locals_]
-    gather = [np.where(gathered, states.gather_s(problem, part, local), 0.0) for local in locals_]
+    gather = [np.where(gathered, states.gather_s(problem, sharded, local), 0.0) for local in locals_]
     update = [states.optimizer_s(problem, part, local) for local in locals_]
     sizes = [states.state_bytes(problem, part, local, BF16_BYTES) for local in locals_]
     seconds = [np.stack(of_ends)[:, inverse] for of_ends in (reduce, gather, update)]

@@ -12,7 +12,7 @@ import numpy as np
 
 from milpplan.problem import GroupedQueryAttention, LayerRun, MixtureOfExperts, Problem
 from milpplan.simulation.bulk.cache_keys import STATE_KEYS
-from milpplan.simulation.layers import layer_parameters
+from milpplan.simulation.layers import adapter_parameters, layer_parameters
 from milpplan.simulation.layers.layer_time import BF16_BYTES
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray, LayoutColumns, unique_rows
 from milpplan.simulation.network import RankGroup, call_s, collectives, placement
@@ -35,6 +35,22 @@ class LocalParameters:
     """Parameters that are replicated over the cp * dp ranks."""
     expert: FloatArray
     """Parameters that are replicated over the expert replicas."""
+    trained: LocalParameters | None = None
+    """Part that has gradients and optimizer states; None: all."""
+    copied: LocalParameters | None = None
+    """Part of ``trained`` whose gradients tensor-parallel ranks add (experts: expert-tensor-parallel ranks); None:
+    none."""
+
+    @property
+    def gradients(self) -> LocalParameters:
+        """Parameters that have gradients."""
+        return self if self.trained is None else self.trained
+
+    @staticmethod
+    def end(parameters: FloatArray, trains: bool) -> LocalParameters:
+        """Wrap the parameters of the embedding or of the head, which are trained or frozen."""
+        zero = np.zeros(len(parameters))
+        return LocalParameters(parameters, zero, None if trains else LocalParameters(zero, zero))
 
 
 def local_layer_parameters(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> LocalParameters:
@@ -47,7 +63,14 @@ def local_layer_parameters(problem: Problem, kind: LayerRun, columns: LayoutColu
         replicated_heads = np.maximum(heads / tp, 1.0) - heads / tp
         dense = dense + 2 * problem.model.hidden_size * kind.attention.head_dim * replicated_heads
     expert = counts.experts / (columns.ep * columns.etp).astype(np.float64)
-    return LocalParameters(dense, expert)
+    if problem.job.lora is None:
+        return LocalParameters(dense, expert)
+    degrees = tp, columns.ep.astype(np.float64), columns.etp.astype(np.float64)
+    adapters = adapter_parameters(problem.model.hidden_size, kind, problem.job.lora, *degrees)
+    zero = np.zeros(len(columns))
+    trained = LocalParameters(zero + adapters.dense, zero + adapters.expert)
+    copied = LocalParameters(zero + adapters.dense_copied, zero + adapters.expert_copied)
+    return LocalParameters(dense + trained.dense, expert + trained.expert, trained, copied)
 
 
 def grad_bytes(problem: Problem) -> int:
@@ -88,21 +111,23 @@ def state_bytes(
         bits.)
 
     Returns:
-        Bytes of weights, gradients and Adam states, [3, n]. Gradients include the framework's reduction buckets.
+        Bytes of weights, gradients and Adam states, [3, n]; the latter two of trained parameters only. Gradients
+        include the framework's reduction buckets.
     """
     per_weight = weight_bytes(problem) if per_weight is None else per_weight
     software, stage = problem.hardware.software, columns.zero_stage
-    total = np.zeros((3, len(columns)))
-    for local, replicas in _sharded_groups(problem, columns, parameters):
-        for part, (per_parameter, sharded_from) in enumerate(
-            ((per_weight, 3), (grad_bytes(problem), 2), (ADAM_STATE_BYTES, 1))
+    total, frozen = np.zeros((3, len(columns))), np.zeros(len(columns))
+    for local, trained, replicas in _sharded_groups(problem, columns, parameters):
+        for part, (count, per_parameter, sharded_from) in enumerate(
+            ((local, per_weight, 3), (trained, grad_bytes(problem), 2), (trained, ADAM_STATE_BYTES, 1))
         ):
-            total[part] += local * per_parameter / np.where(stage >= sharded_from, replicas, 1)
+            total[part] += count * per_parameter / np.where(stage >= sharded_from, replicas, 1)
+        frozen += (local - trained) * per_weight / replicas
         if software.gradient_bucket_bytes:
             bucketed = (stage <= 1) & (replicas > 1)
-            total[1] += np.where(bucketed, software.gradient_bucket_bytes * local, 0.0)
+            total[1] += np.where(bucketed, software.gradient_bucket_bytes * trained, 0.0)
     if software.master_shards_only:
-        total[0] = np.where(stage >= 3, 0.0, total[0])
+        total[0] = np.where(stage >= 3, frozen, total[0])
     if problem.inference:
         total[1:] = 0.0
     return total
@@ -114,10 +139,10 @@ def unsharded_buffer_bytes(problem: Problem, columns: LayoutColumns, parameters:
     They hold a layer's gradients from stage 2, and at stage 3 the gathered weights of two layers, the present
     layer and the prefetched layer.
     """
-    local = parameters.dense + parameters.expert
+    local, trained = (part.dense + part.expert for part in (parameters, parameters.gradients))
     grads = np.where((columns.zero_stage >= 2) & (not problem.inference), grad_bytes(problem), 0)
     weights = np.where(columns.zero_stage >= 3, 2 * weight_bytes(problem), 0)
-    return np.asarray(local * (grads + weights))
+    return np.asarray(trained * (grads + weights) + (local - trained) * weights)
 
 
 def dummy_gradient_bytes(
@@ -134,7 +159,7 @@ def dummy_gradient_bytes(
     if not problem.hardware.software.dummy_weight_gradients or problem.inference:
         return np.zeros(len(columns))
     experts = kind.mlp.num_experts / columns.ep if isinstance(kind.mlp, MixtureOfExperts) else 1.0
-    shapes = parameters.dense + parameters.expert / experts
+    shapes = parameters.gradients.dense + parameters.gradients.expert / experts
     return np.asarray(np.where(columns.zero_stage <= 1, BF16_BYTES * shapes, 0.0))
 
 
@@ -146,12 +171,13 @@ def reduce_s(problem: Problem, columns: LayoutColumns, parameters: LocalParamete
     """Time the reduction of a layer's gradients, in seconds [n]; 0 for inference.
 
     It is an all-reduce without ZeRO, a reduce-scatter from ZeRO stage 1 (``scatters``). If ZeRO shards over fewer
-    than all replicas, an all-reduce of the shards among the groups follows.
+    than all replicas, an all-reduce of the shards among the groups follows. Gradients of copied adapters are first
+    all-reduced among tensor-parallel ranks.
     """
     total = np.zeros(len(columns))
     if problem.inference:
         return total
-    for local, group in replica_groups(columns, parameters):
+    for local, group in replica_groups(columns, parameters.gradients):
         message = reduced_bytes(problem) * local
         shards = num_shards(problem, group.num_ranks)
         whole = collectives.all_reduce_s(problem.hardware, message, *group)
@@ -161,6 +187,9 @@ def reduce_s(problem: Problem, columns: LayoutColumns, parameters: LocalParamete
             scatter = scatter + collectives.all_reduce_s(problem.hardware, message / shards, *copies)
         whole = whole + _calls_s(problem, local, group)
         total = total + np.where(scatters(problem, columns.zero_stage), scatter, whole)
+    if parameters.copied is not None:
+        for local, group in copy_groups(columns, parameters.copied):
+            total = total + collectives.all_reduce_s(problem.hardware, reduced_bytes(problem) * local, *group)
     return total
 
 
@@ -182,12 +211,23 @@ def _calls_s(problem: Problem, local: FloatArray, group: RankGroup) -> FloatArra
 
 
 def gather_s(problem: Problem, columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:
-    """Time a gather of the bf16 weights of a layer from their shards, in seconds [n]."""
+    """Time a gather of the bf16 weights of a layer from their shards, in seconds [n] (``gathered_parameters``)."""
     total = np.zeros(len(columns))
-    for local, group in replica_groups(columns, parameters):
+    for local, group in replica_groups(columns, gathered_parameters(columns, parameters)):
         shards = group.first(num_shards(problem, group.num_ranks))
         total = total + collectives.all_gather_s(problem.hardware, BF16_BYTES * local, *shards)
     return total
+
+
+def gathered_parameters(columns: LayoutColumns, parameters: LocalParameters) -> LocalParameters:
+    """Count the parameters that a gather brings: all at ZeRO stage 3, else the trained ones, which an update
+    changed."""
+    if parameters.trained is None:
+        return parameters
+    whole, trained = columns.zero_stage >= 3, parameters.trained
+    return LocalParameters(
+        np.where(whole, parameters.dense, trained.dense), np.where(whole, parameters.expert, trained.expert)
+    )
 
 
 def optimizer_s(problem: Problem, columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:
@@ -196,8 +236,8 @@ def optimizer_s(problem: Problem, columns: LayoutColumns, parameters: LocalParam
         return np.zeros(len(columns))
     rate = problem.hardware.accelerator.memory_rate_bytes_per_s
     total = np.zeros(len(columns))
-    for local, replicas in _sharded_groups(problem, columns, parameters):
-        share = local / np.where(columns.zero_stage >= 1, replicas, 1)
+    for _, trained, replicas in _sharded_groups(problem, columns, parameters):
+        share = trained / np.where(columns.zero_stage >= 1, replicas, 1)
         total = total + UPDATE_TRAFFIC_BYTES * share / rate
     return total
 
@@ -232,10 +272,21 @@ def least_held_bytes(problem: Problem, columns: LayoutColumns) -> FloatArray:
 
 def _sharded_groups(
     problem: Problem, columns: LayoutColumns, parameters: LocalParameters
-) -> tuple[tuple[FloatArray, IntArray], ...]:
-    """List (local parameters, number of ranks that shard them) of the dense and the expert part."""
-    replicas = ((parameters.dense, columns.cp * columns.dp), (parameters.expert, columns.expert_dp))
-    return tuple((local, num_shards(problem, count)) for local, count in replicas)
+) -> tuple[tuple[FloatArray, FloatArray, IntArray], ...]:
+    """List (local parameters, trained ones, number of ranks that shard them) of the dense and the expert part."""
+    trained = parameters.gradients
+    replicas = (
+        (parameters.dense, trained.dense, columns.cp * columns.dp),
+        (parameters.expert, trained.expert, columns.expert_dp),
+    )
+    return tuple((local, part, num_shards(problem, count)) for local, part, count in replicas)
+
+
+def copy_groups(
+    columns: LayoutColumns, copied: LocalParameters
+) -> tuple[tuple[FloatArray, RankGroup], tuple[FloatArray, RankGroup]]:
+    """List (copied adapter parameters, ranks that add their gradients) of the dense and the expert part."""
+    return (copied.dense, placement.tensor(columns)), (copied.expert, placement.expert_tensor(columns))
 
 
 def replica_groups(

@@ -190,6 +190,15 @@ def _without_fp8(problem: Problem, kind: LayerRun) -> tuple[Problem, LayerRun]:
     return problem.model_copy(update={"hardware": hardware}), kind
 
 
+def _without_adapters(problem: Problem, kind: LayerRun) -> tuple[Problem, LayerRun]:
+    """Leave the adapters of frozen layers out."""
+    lora = problem.job.lora
+    if lora is None:
+        return problem, kind
+    job = problem.job.model_copy(update={"lora": lora.model_copy(update={"modules": ()})})
+    return problem.model_copy(update={"job": job}), kind
+
+
 def _recomputation(phase: Phase) -> Scale:
     def scaled(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
         duration = costs.duration_ns.copy()
@@ -314,6 +323,12 @@ TERMS: Final = (
         "8-bit products",
         lambda problem, plan: problem.job.precision == "fp8",
         _compute(_without_fp8),
+    ),
+    Term(
+        "frozen_weights",
+        "LoRA adapters or frozen parts",
+        lambda problem, plan: bool(problem.job.frozen_text),
+        _compute(_without_adapters),
     ),
     Term(
         "zero_2",

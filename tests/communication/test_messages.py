@@ -20,7 +20,7 @@ from milpplan.simulation.network.collectives import (
     p2p_s,
     reduce_scatter_s,
 )
-from tests.simulation.cases import MODEL_HARDWARE, problem_of, random_layout
+from tests.simulation.cases import MODEL_HARDWARE, adapted, problem_of, random_layout
 
 OF_PART = {Part.TP: ("tp", "sp"), Part.CP: ("cp",), Part.EP: ("ep",)}
 HIDDEN = {Part.TP: Part.TP_HIDDEN, Part.CP: Part.CP_HIDDEN}
@@ -50,15 +50,17 @@ def seconds(problem: Problem, columns: LayoutColumns, message: Message) -> float
     return float(by_name[message.operation](hardware, message.num_bytes, *group)[0])
 
 
+@pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("case", range(len(MODEL_HARDWARE)))
-def test_messages_take_the_time_of_the_layer(case: int) -> None:
+def test_messages_take_the_time_of_the_layer(case: int, frozen: bool) -> None:
     """Of every kind of layer the times of the counted messages, added up, are its communication, exposed and
-    hidden, forward and backward; likewise at the ends of the model."""
+    hidden, forward and backward; likewise at the ends of the model, and with adapters."""
     model, hardware, kernel, precision = MODEL_HARDWARE[case]
     problem = free_of_contention(
         problem_of(model, hardware, sequence_length=1024, attention_kernel=kernel, precision=precision)
     )
     random = np.random.default_rng(case)
+    problem = adapted(random, problem) if frozen else problem
     for _ in range(3):
         columns = LayoutColumns.of([random_layout(random, problem)])
         for kind in problem.model.kinds:
@@ -91,9 +93,12 @@ def test_switches_change_messages_and_times_alike(case: int) -> None:
     """With inputs that stay gathered the times of the counted messages are the layer's communication, and those of
     the replayed ones what selective recomputation adds; forwards alone send nothing else."""
     model, hardware, kernel, precision = MODEL_HARDWARE[case]
-    for kind_of_job in ("training", "inference"):
+    for kind_of_job in ("training", "adapters", "inference"):
         options: dict[str, Any] = {"sequence_length": 1024, "attention_kernel": kernel, "precision": precision}
-        problem = free_of_contention(problem_of(model, hardware, kind=kind_of_job, **options))
+        options["kind"] = "training" if kind_of_job == "adapters" else kind_of_job
+        problem = free_of_contention(problem_of(model, hardware, **options))
+        if kind_of_job == "adapters":
+            problem = adapted(np.random.default_rng(case), problem)
         layout = Layout(tp=2, dp=4, sequence_parallel=True, gather_again=False, global_batch_size=8)
         columns = LayoutColumns.of([layout])
         for kind in problem.model.kinds:
@@ -130,11 +135,13 @@ def test_transfers_take_the_time_of_their_bytes(sequence_parallel: bool, scatter
     assert took == pytest.approx(transfer_s(problem, columns), rel=1e-9)
 
 
-def test_messages_of_the_states_take_their_time() -> None:
+@pytest.mark.parametrize("frozen", [False, True])
+def test_messages_of_the_states_take_their_time(frozen: bool) -> None:
     """Reductions and gathers of every ZeRO stage, in every order of ranks, take what ``states`` says, once a step
     or in every micro-batch."""
     problem = problem_of("mixtral-8x7b", "dgx-h200", sequence_length=1024)
     random, kind = np.random.default_rng(1), problem.model.kinds[0]
+    problem = adapted(random, problem) if frozen else problem
     for _ in range(30):
         layout = random_layout(random, problem)
         layout = layout.model_copy(update={"rank_order": RANK_ORDERS[random.integers(24)]})
@@ -142,6 +149,7 @@ def test_messages_of_the_states_take_their_time() -> None:
         local = states.local_layer_parameters(problem, kind, columns)
         shapes = dict(zip(("replicas", "expert_replicas"), states.replica_groups(columns, local), strict=True))
         groups = {name: group for name, (_, group) in shapes.items()}
+        groups |= {"tensor": placement.tensor(columns), "expert_tensor": placement.expert_tensor(columns)}
         groups |= {"replica_shards": groups["replicas"], "expert_shards": groups["expert_replicas"]}
         often, once = wires.state_messages(problem, columns, local)
 

@@ -16,6 +16,7 @@ from milpplan.problem import (
     HardwareSpec,
     Job,
     Layout,
+    Lora,
     MixtureOfExperts,
     ModelSpec,
     Plan,
@@ -71,6 +72,17 @@ def problem_of(
     }
     gpu = shipped_hardware(hardware) if isinstance(hardware, str) else hardware
     return Problem(model=spec, hardware=gpu, job=Job.model_validate(defaults | job))
+
+
+def adapted(random: np.random.Generator, problem: Problem) -> Problem:
+    """The problem with adapters on some matrices, or with frozen ends (always beside an indexer)."""
+    names = problem.model.linear_modules
+    chosen = [name for name in names if random.integers(2)] or [names[0]]
+    change: dict[str, Any] = {"lora": Lora(rank=int(random.choice([1, 8, 64])), modules=tuple(chosen))}
+    indexed = any(getattr(kind.attention, "indexer", None) for kind in problem.model.kinds)
+    if indexed or random.integers(4) == 0:
+        change = {"frozen": ("embedding", "head")}
+    return problem.model_copy(update={"job": problem.job.model_copy(update=change)})
 
 
 def columns_of(**fields: Any) -> LayoutColumns:

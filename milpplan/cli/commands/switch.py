@@ -106,6 +106,13 @@ def _two_plans(source: Path, target: Path) -> tuple[Problem, Plan, Plan]:
         "job.kind": (problem.job.kind, other.job.kind) * 2,
         "job.grad_dtype": (problem.job.grad_dtype, other.job.grad_dtype) * 2,
     }
+    for path, job in ((source, problem.job), (target, other.job)):
+        if job.frozen_text:
+            raise InvalidInputError(
+                f"{path} has {job.frozen_text}.",
+                "Expected plans that train all weights: a switch moves the states of all weights.",
+                "Give plans of a job without --lora-rank and --freeze.",
+            )
     for name, (first, second, *words) in pairs.items():
         if first != second:
             raise InvalidInputError(

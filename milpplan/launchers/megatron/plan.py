@@ -149,6 +149,12 @@ def check_problem(problem: Problem, version: str) -> None:
             "Expected a plan of training: pretrain_gpt.py trains.",
             "Solve again without --inference.",
         )
+    if problem.job.frozen_text:
+        raise IllegalPlanError(
+            f"The job has {problem.job.frozen_text}.",
+            "Expected a job that trains all weights: milpplan writes no adapters and no frozen parts.",
+            "Copy the degrees of the plan, or solve again without --lora-rank and --freeze.",
+        )
     if problem.other_hardware:
         names = ", ".join(hardware.name for hardware in problem.node_types)
         raise IllegalPlanError(

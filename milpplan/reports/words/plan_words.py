@@ -13,7 +13,16 @@ from milpplan.problem import RANK_ORDERS, Layout, Plan, Problem, Schedule, Space
 from milpplan.problem.hardware import OWN_COST_MODEL
 from milpplan.problem.problem import NOT_LISTS
 from milpplan.simulation import StepReport
-from milpplan.units import counted, gib_text, percent_text, rate_text, seconds_text, signed_percent_text
+from milpplan.simulation.layers import trained_parameters
+from milpplan.units import (
+    count_text,
+    counted,
+    gib_text,
+    percent_text,
+    rate_text,
+    seconds_text,
+    signed_percent_text,
+)
 from milpplan.version import __version__
 
 
@@ -123,8 +132,11 @@ def plan_sentences(problem: Problem, plan: Plan, report: StepReport) -> list[str
 def _job(problem: Problem, layout: Layout, report: StepReport) -> str:
     job = problem.job
     what = "reads" if problem.inference else "trains on"
+    frozen = ""
+    if job.frozen_text:
+        frozen = f" with {job.frozen_text} ({count_text(trained_parameters(problem))} trained parameters)"
     return (
-        f"{problem.model.name} on {counted(layout.num_gpus, 'GPU')} "
+        f"{problem.model.name}{frozen} on {counted(layout.num_gpus, 'GPU')} "
         f"({cluster_text(problem, layout.num_gpus)}), in "
         f"{job.precision}. One step "
         f"{what} {counted(layout.global_batch_size, 'sequence')} of {counted(job.sequence_length, 'token')} "

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from milpplan.simulation.layers.paired_layers import least_paired_ns
     from milpplan.simulation.layers.parameters import (
         active_parameters,
+        adapter_parameters,
         layer_parameters,
         mfu,
         model_flops_per_token,
         padded_vocab_size,
         total_parameters,
+        trained_parameters,
     )
     from milpplan.simulation.layers.terms import EXPOSED, ONCE, Part, Phase, Term
 else:

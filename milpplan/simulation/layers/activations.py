@@ -34,6 +34,7 @@ from milpplan.simulation.layers.layer_time import (
     key_value_widths,
     kv_heads_per_rank,
     routed_rows,
+    up_outputs,
 )
 from milpplan.simulation.layers.parameters import padded_vocab_size
 from milpplan.simulation.layers.sparse_attention import (
@@ -68,6 +69,7 @@ def layer_activations(problem: Problem, kind: LayerRun, columns: LayoutColumns) 
     flash = problem.job.attention_kernel == "flash"
     stream = BF16_BYTES * shard.tokens * shard.hidden / shard.sequence_tp
     linear_input = _input_bytes(problem) * shard.tokens * shard.hidden / shard.sequence_tp
+    attention_needs, mlp_needs = _needs_inputs(shard, kind)
     attention_kept, attention_dropped = _attention(shard, kind)
     mlp_kept, mlp_dropped, workspace = _mlp(shard, kind)
     if isinstance(kind.attention, LatentAttention) and kind.attention.indexer is not None:
@@ -75,20 +77,44 @@ def layer_activations(problem: Problem, kind: LayerRun, columns: LayoutColumns) 
     masks = 2 * shard.tokens * shard.hidden / shard.sequence_tp if problem.model.dropout else 0.0
     norms = _norm_copies(shard, kind) + _input_copies(shard, kind)
     # Two residual-stream inputs of the norms, and the norm outputs that feed the two matrix products.
-    kept = 2 * stream + linear_input + attention_kept + mlp_kept + masks + norms
+    kept = 2 * stream + linear_input * attention_needs + attention_kept + mlp_kept + masks + norms
+    kept = kept + _adapters(shard, kind)
     if problem.inference:
         # No tensor waits for a backward: only the layer at work holds its tensors, at most all at the same time.
         zeros = np.zeros_like(shard.tokens)
         return LayerActivations(zeros, zeros, zeros, kept)
     if has_operator_checkpoints(problem, kind):
-        selective = kept - stream - _kept_products(shard, kind)
+        selective = np.maximum(kept - stream - _kept_products(shard, kind), 0.0)
     elif flash:
         # Both norms are replayed (Megatron-LM core/transformer/transformer_layer.py, recompute_pre_mlp_layernorm).
-        mlp_input = 0.0 if isinstance(kind.mlp, MixtureOfExperts) else linear_input
-        selective = linear_input + mlp_input + attention_dropped + mlp_dropped + norms
+        mlp_input = 0.0 if isinstance(kind.mlp, MixtureOfExperts) else linear_input * mlp_needs
+        selective = linear_input * attention_needs + mlp_input + attention_dropped + mlp_dropped + norms
     else:
         selective = attention_dropped
     return LayerActivations(kept, selective, kept - stream, workspace + stream)
+
+
+def _needs_inputs(shard: Shard, kind: LayerRun) -> tuple[bool, bool]:
+    """Check that attention and the MLP keep the outputs of their norms, which only weight gradients need."""
+    attention = ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
+    first = tuple(name for name in kind.linear_modules if name in attention)
+    return shard.trains(*first), shard.trains(*kind.column_modules[1])
+
+
+def _adapters(shard: Shard, kind: LayerRun) -> FloatArray:
+    """Count the bytes of A x that adapters keep, 2 r for each row of each adapted matrix."""
+    lora, total = shard.problem.job.lora, np.zeros_like(shard.tokens)
+    if lora is None:
+        return total
+    mlp = kind.column_modules[1] + ("down_proj",)
+    for name in kind.linear_modules:
+        if name not in lora.modules:
+            continue
+        rows = shard.tokens / (shard.sequence_tp if name in ("q_a_proj", "kv_a_proj_with_mqa") else 1.0)
+        if name in mlp and isinstance(kind.mlp, MixtureOfExperts):
+            rows = routed_rows(shard, kind.mlp) + (shard.tokens if kind.mlp.shared_intermediate_size else 0.0)
+        total = total + BF16_BYTES * lora.rank * rows
+    return total
 
 
 def _kept_products(shard: Shard, kind: LayerRun) -> FloatArray:
@@ -129,7 +155,9 @@ def _norm_copies(shard: Shard, kind: LayerRun) -> FloatArray:
     elements = shard.tokens * shard.hidden
     copies = 2 * software.norm_kept_bytes * elements / shard.sequence_tp
     dense = isinstance(kind.mlp, DenseMlp) or kind.mlp.shared_intermediate_size > 0
-    gathered = (1 + dense) * _input_bytes(shard.problem) * elements * (1 - 1 / shard.sequence_tp)
+    attention_needs, mlp_needs = _needs_inputs(shard, kind)
+    inputs = attention_needs + (dense and mlp_needs)
+    gathered = inputs * _input_bytes(shard.problem) * elements * (1 - 1 / shard.sequence_tp)
     kept = ~shard.columns.gather_again | software.gathered_inputs
     return np.asarray(copies + np.where(kept, gathered, 0.0))
 
@@ -142,7 +170,8 @@ def _input_copies(shard: Shard, kind: LayerRun) -> FloatArray:
     """
     if not shard.problem.hardware.software.copied_inputs or isinstance(kind.attention, LatentAttention):
         return np.zeros_like(shard.tokens)
-    copies = 2 + (isinstance(kind.mlp, DenseMlp) and kind.mlp.gated)
+    attention_needs, mlp_needs = _needs_inputs(shard, kind)
+    copies = 2 * attention_needs + (isinstance(kind.mlp, DenseMlp) and kind.mlp.gated and mlp_needs)
     size = BF16_BYTES * copies * shard.tokens * shard.hidden / shard.sequence_tp
     return np.asarray(np.where(shard.tp > 1, size, 0.0))
 
@@ -158,9 +187,13 @@ def _attention(shard: Shard, kind: LayerRun) -> tuple[FloatArray, FloatArray]:
             inputs, cp = (shard.hidden, shard.sequence_tp), shard.columns.cp
             sparse, dropped = kept_bytes(attention, tokens, heads, job.sequence_length, cp, inputs)
             return BF16_BYTES * tokens * latent / shard.sequence_tp * 2 + sparse, dropped
+        needed = (attention.q_lora_rank or 0) * shard.trains("q_b_proj") + (
+            attention.kv_lora_rank + attention.qk_rope_head_dim
+        ) * shard.trains("kv_b_proj")
         expanded = BF16_BYTES * tokens * heads * (2 * qk_dim + attention.v_head_dim)
         out = BF16_BYTES * tokens * heads * attention.v_head_dim
-        kept = BF16_BYTES * tokens * latent / shard.sequence_tp * 2 + expanded + out
+        # Inputs of the norms, and their outputs.
+        kept = BF16_BYTES * tokens * (latent + needed) / shard.sequence_tp + expanded + out
         dropped = expanded
     else:
         q_bytes = BF16_BYTES * tokens * heads * (attention.head_dim + attention.value_dim)
@@ -196,13 +229,13 @@ def _mlp(shard: Shard, kind: LayerRun) -> tuple[FloatArray, FloatArray, FloatArr
     rows = routed_rows(shard, moe)
     width = moe.intermediate_size / shard.columns.etp
     matrices = 2 if moe.gated else 1
-    inputs = _input_bytes(problem) * rows * shard.hidden
+    inputs = _input_bytes(problem) * rows * shard.hidden * shard.trains(*up_outputs(moe, width))
     up = BF16_BYTES * rows * matrices * width
-    down_input = _input_bytes(problem) * rows * width
+    down_input = _input_bytes(problem) * rows * width * shard.trains("down_proj")
     # Router probabilities and indices in fp32, and the expert outputs that the probabilities weight.
     local = shard.tokens / shard.tp
     routing = 8 * local * moe.num_experts + BF16_BYTES * local * moe.num_experts_per_tok * shard.hidden
-    router_input = BF16_BYTES * shard.tokens * shard.hidden / shard.sequence_tp
+    router_input = BF16_BYTES * shard.tokens * shard.hidden / shard.sequence_tp * shard.trains()
     kept = router_input + inputs + up + down_input + routing
     dropped = down_input + router_input
     workspace = up + BF16_BYTES * rows * shard.hidden
@@ -221,8 +254,9 @@ def _dense(shard: Shard, mlp: DenseMlp) -> tuple[FloatArray, FloatArray, FloatAr
     width = mlp.intermediate_size / shard.tp
     element = _input_bytes(shard.problem)
     up = BF16_BYTES * shard.tokens * matrices * width
-    down_input = element * shard.tokens * width
+    down_input = element * shard.tokens * width * shard.trains("down_proj")
     linear_input = element * shard.tokens * shard.hidden / shard.sequence_tp
+    linear_input = linear_input * shard.trains(*up_outputs(mlp, width))
     software = shard.problem.hardware.software
     workspace = up + BF16_BYTES * shard.tokens * shard.hidden
     unfused = mlp.gated and not software.fused_activation
@@ -242,7 +276,9 @@ def layer_deferred_bytes(problem: Problem, kind: LayerRun, columns: LayoutColumn
         mlp = _deferred_mixture_of_experts(shard, kind.mlp)
     else:
         mlp = _deferred_dense_mlp(shard, kind.mlp)
-    return np.where(columns.split_backward, _deferred_attention(shard, kind) + mlp, 0.0)
+    # Adapters keep A x and the gradient of it.
+    total = _deferred_attention(shard, kind) + mlp + 2 * _adapters(shard, kind)
+    return np.where(columns.split_backward, total, 0.0)
 
 
 def head_deferred_bytes(problem: Problem, columns: LayoutColumns) -> FloatArray:
@@ -254,7 +290,7 @@ def head_deferred_bytes(problem: Problem, columns: LayoutColumns) -> FloatArray:
     vocab = padded_vocab_size(problem.model.vocab_size, columns.tp) / columns.tp
     whole = columns.tp if problem.hardware.software.gathered_logits else 1
     kept = BF16_BYTES * shard.tokens * (shard.hidden / shard.sequence_tp + vocab * whole)
-    return np.where(columns.split_backward, kept, 0.0)
+    return np.where(columns.split_backward & problem.job.trains("head"), kept, 0.0)
 
 
 def _column_input(shard: Shard) -> FloatArray:
@@ -274,16 +310,20 @@ def _row_gradient(shard: Shard) -> FloatArray:
 def _deferred_attention(shard: Shard, kind: LayerRun) -> FloatArray:
     """Count the bytes that attention keeps for its weight gradients."""
     attention, tokens, element = kind.attention, shard.tokens, shard.operand_bytes
-    heads = attention.num_attention_heads / shard.tp
-    ends = _column_input(shard) + _row_gradient(shard)
+    heads, trains = attention.num_attention_heads / shard.tp, shard.trains
+    ends = _column_input(shard) * _needs_inputs(shard, kind)[0] + _row_gradient(shard) * trains("o_proj")
     if not isinstance(attention, LatentAttention):
         q_width, out_width = heads * attention.head_dim, heads * attention.value_dim
-        kv_width = key_value_widths(attention, shard.tp)[0 if attention.keys_are_values else 1]
-        return ends + element * tokens * (q_width + kv_width) + BF16_BYTES * tokens * out_width
+        k_width, kv_width = key_value_widths(attention, shard.tp)
+        values = 0.0 if attention.keys_are_values else (kv_width - k_width) * trains("v_proj")
+        outputs = q_width * trains("q_proj") + k_width * trains("k_proj") + values
+        return ends + element * tokens * outputs + BF16_BYTES * tokens * out_width * trains("o_proj")
     qk_dim = attention.qk_nope_head_dim + attention.qk_rope_head_dim
-    latent = (attention.q_lora_rank or 0) + attention.kv_lora_rank
+    q_rank, kv_rank = attention.q_lora_rank or 0, attention.kv_lora_rank
     # Inputs of the up projections, and gradients of the outputs of the down projections.
-    inner = BF16_BYTES * latent + element * (latent + attention.qk_rope_head_dim)
+    inner = BF16_BYTES * (q_rank * trains("q_b_proj") + kv_rank * trains("kv_b_proj"))
+    down = q_rank * trains("q_a_proj") + (kv_rank + attention.qk_rope_head_dim) * trains("kv_a_proj_with_mqa")
+    inner = inner + element * down
     if attention.indexer is not None:
         # Inputs of the absorbed products and gradients of their outputs, and those of the indexer's products.
         absorbed = attention.qk_nope_head_dim + 2 * attention.kv_lora_rank + attention.v_head_dim
@@ -292,16 +332,18 @@ def _deferred_attention(shard: Shard, kind: LayerRun) -> FloatArray:
         ends = ends + tokens * own + np.where(shard.sequence_tp > 1, gathered, 0.0)
         out = heads * (element * qk_dim + BF16_BYTES * attention.v_head_dim)
         return ends + tokens * (inner / shard.sequence_tp + out)
-    up = element * heads * (qk_dim + attention.qk_nope_head_dim + attention.v_head_dim)
-    out = BF16_BYTES * heads * attention.v_head_dim
+    key_value = (attention.qk_nope_head_dim + attention.v_head_dim) * trains("kv_b_proj")
+    up = element * heads * (qk_dim * trains("q_proj", "q_b_proj") + key_value)
+    out = BF16_BYTES * heads * attention.v_head_dim * trains("o_proj")
     return ends + tokens * (inner / shard.sequence_tp + up + out)
 
 
 def _deferred_dense_mlp(shard: Shard, mlp: DenseMlp) -> FloatArray:
     """Count the bytes that a dense MLP keeps for its weight gradients."""
-    matrices = 2 if mlp.gated else 1
-    inner = shard.operand_bytes * shard.tokens * mlp.intermediate_size / shard.tp * (matrices + 1)
-    return _column_input(shard) + inner + _row_gradient(shard)
+    first, down = up_outputs(mlp, shard.tokens), shard.trains("down_proj")
+    widths = sum(shard.trains(name) for name in first) + down
+    inner = shard.operand_bytes * shard.tokens * mlp.intermediate_size / shard.tp * widths
+    return _column_input(shard) * shard.trains(*first) + inner + _row_gradient(shard) * down
 
 
 def _deferred_mixture_of_experts(shard: Shard, moe: MixtureOfExperts) -> FloatArray:
@@ -311,11 +353,14 @@ def _deferred_mixture_of_experts(shard: Shard, moe: MixtureOfExperts) -> FloatAr
     probabilities in fp32.
     """
     rows, element = routed_rows(shard, moe), shard.operand_bytes
-    matrices = 2 if moe.gated else 1
     width = moe.intermediate_size / shard.columns.etp
-    experts = element * rows * (2 * shard.hidden + (matrices + 1) * width)
-    router_input = BF16_BYTES * shard.tokens * shard.hidden / shard.sequence_tp
-    total = experts + router_input + FP32_BYTES * shard.tokens / shard.tp * moe.num_experts
+    first, down = up_outputs(moe, width), shard.trains("down_proj")
+    hidden_widths = (shard.trains(*first) + down) * shard.hidden
+    widths = hidden_widths + (sum(shard.trains(name) for name in first) + down) * width
+    experts = element * rows * widths
+    router_input = BF16_BYTES * shard.tokens * shard.hidden / shard.sequence_tp * shard.trains()
+    probabilities = FP32_BYTES * shard.tokens / shard.tp * moe.num_experts * shard.trains()
+    total = experts + router_input + probabilities
     if moe.shared_intermediate_size:
         total = total + _deferred_dense_mlp(
             shard, DenseMlp(intermediate_size=moe.shared_intermediate_size, gated=moe.gated)

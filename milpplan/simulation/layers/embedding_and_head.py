@@ -59,7 +59,7 @@ class Endpoint:
 def embedding_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
     """Price the embedding: a look-up (read and write a row per token), reduced over tp ranks.
 
-    Each tensor-parallel rank holds a part of the rows.
+    Each tensor-parallel rank holds a part of the rows. A frozen embedding has no backward.
     """
     shard = Shard.of(problem, columns)
     message = BF16_BYTES * shard.tokens * shard.hidden
@@ -73,8 +73,9 @@ def embedding_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
     whole = collectives.all_reduce_s(problem.hardware, message, *group)
     seconds[Part.TP, Phase.FORWARD] = np.where(sp, scatter, whole)
     seconds[Part.TP, Phase.BACKWARD] = np.where(sp, gather, 0.0)
-    if problem.inference:
+    if not problem.job.trains("embedding"):
         seconds[:, Phase.BACKWARD] = 0.0
+    if problem.inference:
         return Endpoint(problem.model, False, seconds, *[np.zeros(len(columns))] * 3)
     masks = shard.tokens * shard.hidden / shard.sequence_tp if problem.model.drops_embedding else 0.0
     # Token ids, labels and position ids, eight bytes each.
@@ -87,7 +88,8 @@ def head_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
 
     The fp32 softmax is kept from forward to backward (or the tensors that the framework's loss keeps). Bf16 logits
     are temporary (Megatron-LM core/tensor_parallel/cross_entropy.py). So is a bf16 weight gradient, which exists
-    beside the accumulated gradient even where the sum is fused (core/tensor_parallel/layers.py).
+    beside the accumulated gradient even where the sum is fused (core/tensor_parallel/layers.py). A frozen head has
+    no weight gradient and does not keep its input.
     """
     if problem.inference:
         return _next_tokens(problem, columns)
@@ -103,6 +105,8 @@ def head_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
     weight = kernels.weight_gradient_s(
         gpu, "bf16", vocab, hidden, shard.tokens, 1.0, shard.grad_bytes, shard.fused_sums
     )
+    trained = problem.job.trains("head")
+    weight = weight * trained
     backward = kernels.gemm_s(gpu, "bf16", shard.tokens, hidden, vocab) + weight
     seconds[Part.COMPUTE, Phase.FORWARD] = norm + forward + loss
     seconds[Part.COMPUTE, Phase.BACKWARD] = 1.5 * norm + backward + 0.5 * loss
@@ -119,8 +123,8 @@ def head_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
     seconds[Part.TP, Phase.FORWARD] = np.where(sp, gather, 0.0) + 3 * small + far
     seconds[Part.TP, Phase.BACKWARD] = np.where(sp, scatter, whole)
     logits = shard.tokens * vocab * (columns.tp if software.gathered_logits else 1)
-    kept = 2 * stream + software.logit_kept_bytes * logits
-    workspace = BF16_BYTES * (logits + vocab * hidden)
+    kept = (1 + trained) * stream + software.logit_kept_bytes * logits
+    workspace = BF16_BYTES * (logits + vocab * hidden * trained)
     return Endpoint(problem.model, True, seconds, apart, kept, workspace)
 
 

@@ -200,6 +200,40 @@ def weight_gradient_s(
     return np.where(product == 0, 0.0, product + traffic / accelerator.memory_rate_bytes_per_s)
 
 
+def adapter_s(
+    accelerator: Accelerator,
+    rank: int,
+    m: Numbers,
+    n: Numbers,
+    k: Numbers,
+    count: Numbers,
+    sum_bytes: int,
+    fused: bool,
+) -> FloatArray:
+    """Time ``count`` adapters B A of ``rank`` beside products (m x k)(k x n), in seconds [3, ...].
+
+    Forward, input gradient and weight gradients, in bf16. Beside the products with A and B, the forward scales B A
+    x (4 m n bytes) and adds it (6 m n); the backward scales the gradient (4 m n) and adds the input gradient (6 m
+    k). Dropout of x is not priced. m, n, k, count: any shapes that broadcast.
+    Source: Hugging Face PEFT, src/peft/tuners/lora/layer.py (``Linear.forward``).
+    """
+    r, rows = float(rank), np.asarray(count, dtype=np.float64) * np.asarray(m)
+    scale = memory_bound_s(accelerator, 2 * BF16_BYTES * rows * n)
+    seconds = [
+        scale + memory_bound_s(accelerator, 3 * BF16_BYTES * rows * n),
+        scale + memory_bound_s(accelerator, 3 * BF16_BYTES * rows * k),
+        np.zeros(()),
+    ]
+    for row, (inner, outer) in ((0, (k, n)), (1, (n, k))):
+        seconds[row] = seconds[row] + batched_gemm_s(accelerator, "bf16", m, r, inner, count)
+        seconds[row] = seconds[row] + batched_gemm_s(accelerator, "bf16", m, outer, r, count)
+    for outputs, inputs in ((r, k), (n, r)):
+        seconds[2] = seconds[2] + weight_gradient_s(
+            accelerator, "bf16", outputs, inputs, m, count, sum_bytes, fused
+        )
+    return np.stack(np.broadcast_arrays(*seconds))
+
+
 def batched_small_gemm_s(
     accelerator: Accelerator, m: Numbers, n: Numbers, k: Numbers, count: Numbers, aligned: bool
 ) -> FloatArray:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -30,7 +29,7 @@ from milpplan.problem import (
     MixtureOfExperts,
     Problem,
 )
-from milpplan.problem.model import Attention
+from milpplan.problem.model import Attention, LinearModule
 from milpplan.simulation import BoolArray, FloatArray, LayoutColumns
 from milpplan.simulation.layers import kernels
 from milpplan.simulation.layers.cost_models import replaced_seconds
@@ -41,24 +40,12 @@ from milpplan.simulation.layers.sparse_attention import (
     selected_keys,
     sparse_core_s,
 )
-from milpplan.simulation.layers.terms import EXPOSED, ONCE, Part, Phase, Tally
+from milpplan.simulation.layers.terms import EXPOSED, ONCE, Outputs, Part, Phase, Product, Tally
 from milpplan.simulation.network import call_s, collectives, placement
 from milpplan.simulation.network.domains import neighbours_share
 
 BF16_BYTES = 2
 FP32_BYTES = 4
-
-
-class Product(NamedTuple):
-    """Times of a linear layer's three matrix products, in seconds."""
-
-    forward: FloatArray
-    dgrad: FloatArray
-    """Gradient of the input."""
-    wgrad: FloatArray
-    """Gradient of the weights."""
-    size: tuple[FloatArray, FloatArray | float, FloatArray | float]
-    """Tokens, width of the output, width of the input."""
 
 
 CoreSeconds = tuple[FloatArray, FloatArray]
@@ -117,10 +104,16 @@ class Shard:
         """True if the products of weight gradients add to the accumulated gradients themselves."""
         return self.problem.hardware.software.fused_gradient_sums
 
-    def gemm(self, m: FloatArray, n: FloatArray | float, k: FloatArray | float) -> Product:
+    def trains(self, *modules: LinearModule) -> bool:
+        """Check that weights of some of the matrices, or adapters beside them, are trained."""
+        lora = self.problem.job.lora
+        return lora is None or any(name in lora.modules for name in modules)
+
+    def gemm(self, m: FloatArray, n: FloatArray | float, k: FloatArray | float, matrices: Outputs) -> Product:
         """Time forward, input gradient and weight gradient of a linear layer of m tokens from width k to n.
 
-        fp8 adds one pass over the inputs (read bf16, write fp8 and its transpose) before each product.
+        fp8 adds one pass over the inputs (read bf16, write fp8 and its transpose) before each product. With LoRA
+        the weights are frozen, and the adapters' products are added. ``matrices``: the matrices that it joins.
         """
         gpu, precision = self.problem.hardware.accelerator, self.problem.job.precision
         forward = kernels.gemm_s(gpu, precision, m, n, k)
@@ -129,7 +122,21 @@ class Shard:
         if precision == "fp8":
             forward = forward + self.memory_bound(4.0 * m * k)
             dgrad = dgrad + self.memory_bound(4.0 * m * n)
-        return Product(forward, dgrad, wgrad, (m, n, k))
+        if self.problem.job.lora is not None:
+            added = self.adapters(m, k, matrices)
+            forward, dgrad, wgrad = forward + added[0], dgrad + added[1], added[2]
+        return Product(forward, dgrad, wgrad, (m, n, k), matrices, self.trains(*matrices))
+
+    def adapters(
+        self, m: FloatArray, k: FloatArray | float, matrices: Outputs, count: FloatArray | float = 1.0
+    ) -> FloatArray:
+        """Time the adapters beside ``count`` products, in seconds [3, n] as ``kernels.adapter_s``."""
+        lora, gpu = self.problem.job.lora, self.problem.hardware.accelerator
+        total = np.zeros((3, len(self.columns)))
+        for name, n in matrices.items():
+            if lora is not None and name in lora.modules:
+                total += kernels.adapter_s(gpu, lora.rank, m, n, k, count, self.grad_bytes, self.fused_sums)
+        return total
 
     def memory_bound(self, num_bytes: FloatArray | float) -> FloatArray:
         """Time a memory-bound operator, in seconds."""
@@ -279,9 +286,12 @@ def _grouped_query_attention(shard: Shard, attention: GroupedQueryAttention, tal
     tokens, tp = shard.tokens, shard.tp
     q_width = attention.num_attention_heads * attention.head_dim / tp
     k_width, kv_width = key_value_widths(attention, tp)
-    projected = q_width + (k_width if attention.keys_are_values else kv_width)
-    qkv = shard.gemm(tokens, projected, shard.hidden)
-    out = shard.gemm(tokens, shard.hidden, attention.num_attention_heads * attention.value_dim / tp)
+    matrices: dict[LinearModule, FloatArray | float] = {"q_proj": q_width, "k_proj": k_width}
+    if not attention.keys_are_values:
+        matrices["v_proj"] = kv_width - k_width
+    qkv = shard.gemm(tokens, sum(matrices.values()), shard.hidden, matrices)
+    out_width = attention.num_attention_heads * attention.value_dim / tp
+    out = shard.gemm(tokens, shard.hidden, out_width, {"o_proj": shard.hidden})
     rope = shard.memory_bound(2 * BF16_BYTES * tokens * (q_width + k_width))
     # Rotary positions and norms of queries and keys are a pass over them each.
     rope = (int(not shard.problem.model.learned_positions) + int(attention.qk_norm != "none")) * rope
@@ -305,7 +315,7 @@ def _replayed_products(shard: Shard, kind: LayerRun, tally: Tally) -> None:
 
     They replay every second product of queries, keys, values, output, gate, up and down: keys, output and up. They
     also replay rotary positions and a residual add. The gathers of tensor parallelism that a replay repeats are
-    left out: a lower bound.
+    left out, and so are adapters: a lower bound.
 
     Source: pytorch/torchtitan torchtitan/parallelisms/parallelize_llama.py (_save_list, "every second mm").
     """
@@ -315,13 +325,13 @@ def _replayed_products(shard: Shard, kind: LayerRun, tally: Tally) -> None:
     tokens, hidden = shard.tokens, shard.hidden
     q_width = attention.num_attention_heads * attention.head_dim / shard.tp
     k_width, kv_width = key_value_widths(attention, shard.tp)
-    keys = shard.gemm(tokens, q_width + kv_width, hidden).forward * (k_width / (q_width + kv_width))
+    keys = shard.gemm(tokens, q_width + kv_width, hidden, {}).forward * (k_width / (q_width + kv_width))
     rope = shard.memory_bound(2 * BF16_BYTES * tokens * (q_width + k_width))
     residual = shard.memory_bound(3 * BF16_BYTES * tokens * hidden / shard.sequence_tp)
-    out = shard.gemm(tokens, hidden, attention.num_attention_heads * attention.value_dim / shard.tp)
+    out = shard.gemm(tokens, hidden, attention.num_attention_heads * attention.value_dim / shard.tp, {})
     tally.replayed(keys + out.forward + rope + residual)
     if mlp.gated:
-        tally.replayed(shard.gemm(tokens, 2 * mlp.intermediate_size / shard.tp, hidden).forward / 2)
+        tally.replayed(shard.gemm(tokens, 2 * mlp.intermediate_size / shard.tp, hidden, {}).forward / 2)
 
 
 def _latent_attention(shard: Shard, attention: LatentAttention, tally: Tally) -> None:
@@ -335,13 +345,15 @@ def _latent_attention(shard: Shard, attention: LatentAttention, tally: Tally) ->
     local = tokens / shard.sequence_tp
     if attention.q_lora_rank is None:
         zeros = np.zeros_like(tokens)
-        q_down = Product(zeros, zeros, zeros, (local, 0.0, shard.hidden))
-        q_up = shard.gemm(tokens, heads * qk_dim, shard.hidden)
+        q_down = Product(zeros, zeros, zeros, (local, 0.0, shard.hidden), {}, False)
+        q_up = shard.gemm(tokens, heads * qk_dim, shard.hidden, {"q_proj": heads * qk_dim})
     else:
-        q_down = shard.gemm(local, attention.q_lora_rank, shard.hidden)
-        q_up = shard.gemm(tokens, heads * qk_dim, attention.q_lora_rank)
-    kv_down = shard.gemm(local, attention.kv_lora_rank + attention.qk_rope_head_dim, shard.hidden)
-    out = shard.gemm(tokens, shard.hidden, heads * attention.v_head_dim)
+        rank = attention.q_lora_rank
+        q_down = shard.gemm(local, rank, shard.hidden, {"q_a_proj": rank})
+        q_up = shard.gemm(tokens, heads * qk_dim, rank, {"q_b_proj": heads * qk_dim})
+    down = attention.kv_lora_rank + attention.qk_rope_head_dim
+    kv_down = shard.gemm(local, down, shard.hidden, {"kv_a_proj_with_mqa": down})
+    out = shard.gemm(tokens, shard.hidden, heads * attention.v_head_dim, {"o_proj": shard.hidden})
     sparse = attention.indexer is not None
     rotated = attention.kv_lora_rank + attention.qk_rope_head_dim if sparse else 2 * qk_dim
     rope = shard.memory_bound(2 * BF16_BYTES * tokens * heads * rotated)
@@ -356,7 +368,7 @@ def _latent_attention(shard: Shard, attention: LatentAttention, tally: Tally) ->
         _sparse_attention(shard, attention, attention.indexer, tally)
         return
     kv_width = heads * (attention.qk_nope_head_dim + attention.v_head_dim)
-    kv_up = shard.gemm(tokens, kv_width, attention.kv_lora_rank)
+    kv_up = shard.gemm(tokens, kv_width, attention.kv_lora_rank, {"kv_b_proj": kv_width})
     flash = shard.problem.job.attention_kernel == "flash"
     up_backward = q_up.dgrad + q_up.wgrad + kv_up.dgrad + kv_up.wgrad
     tally.compute(q_up.forward + kv_up.forward, up_backward, q_up.wgrad + kv_up.wgrad, selective=flash)
@@ -386,7 +398,7 @@ def _sparse_attention(shard: Shard, attention: LatentAttention, indexer: Indexer
         tally.compute(forward, dgrad + wgrad, wgrad, selective=selective)
     size, count = float(indexer.index_head_dim), float(indexer.index_n_heads)
     products = [
-        shard.gemm(tokens, width, inner)
+        shard.gemm(tokens, width, inner, {})
         for width, inner in ((count * size, attention.q_lora_rank or 0), (size, hidden), (count, hidden))
     ]
     # Rotary positions, and the Hadamard rotation of queries and keys.
@@ -508,12 +520,17 @@ def _unfused_attention(shard: Shard, heads: FloatArray, sizes: tuple[int, int]) 
     return products + softmax, 2 * products + 1.5 * softmax
 
 
+def up_outputs(mlp: DenseMlp | MixtureOfExperts, width: FloatArray) -> Outputs:
+    """Name the matrices of an MLP's first product, with outputs of ``width`` each."""
+    return {"gate_proj": width, "up_proj": width} if mlp.gated else {"up_proj": width}
+
+
 def _dense_mlp(shard: Shard, mlp: DenseMlp, tally: Tally) -> None:
     """Add the products and the activation of a dense MLP."""
     matrices = 2 if mlp.gated else 1
     width = mlp.intermediate_size / shard.tp
-    up = shard.gemm(shard.tokens, matrices * width, shard.hidden)
-    down = shard.gemm(shard.tokens, shard.hidden, width)
+    up = shard.gemm(shard.tokens, matrices * width, shard.hidden, up_outputs(mlp, width))
+    down = shard.gemm(shard.tokens, shard.hidden, width, {"down_proj": shard.hidden})
     activation = shard.memory_bound(BF16_BYTES * shard.tokens * width * (matrices + 1))
     activation_back = shard.memory_bound(BF16_BYTES * shard.tokens * width * (2 * matrices + 1))
     tally.compute(up.forward + down.forward, up.dgrad + up.wgrad + down.dgrad + down.wgrad, up.wgrad + down.wgrad)
@@ -546,7 +563,8 @@ def _mixture_of_experts(shard: Shard, moe: MixtureOfExperts, tally: Tally) -> No
     permute = permute + np.where(
         (columns.ep > 1) & (experts > 1), shard.memory_bound(4 * BF16_BYTES * rows * hidden), 0.0
     )
-    tally.compute(router + permute, 2 * router + permute, router)
+    router_weight = router * shard.trains()
+    tally.compute(router + permute, router + router_weight + permute, router_weight)
 
     def grouped(m: FloatArray | float, n: FloatArray | float, k: FloatArray | float) -> FloatArray:
         """Time the products of all experts of a rank."""
@@ -561,6 +579,11 @@ def _mixture_of_experts(shard: Shard, moe: MixtureOfExperts, tally: Tally) -> No
 
     backward = grouped(per_expert, hidden, matrices * width) + grouped(per_expert, width, hidden)
     up_weight, down_weight = weight_gradient(matrices * width, hidden), weight_gradient(hidden, width)
+    if shard.problem.job.lora is not None:
+        up = shard.adapters(per_expert, hidden, up_outputs(moe, width), experts)
+        down = shard.adapters(per_expert, width, {"down_proj": hidden}, experts)
+        forward, backward = forward + up[0] + down[0], backward + up[1] + down[1]
+        up_weight, down_weight = up[2], down[2]
     backward = backward + up_weight + down_weight
     if precision == "fp8":
         cast = shard.memory_bound(4.0 * rows * (hidden + width))
@@ -591,7 +614,8 @@ def _linear_pair(shard: Shard, tally: Tally, columns: Sequence[Product], row: Pr
 
     With sequence parallelism: all-gather before, reduce-scatter after. In the backward, the output gradient is
     all-gathered (exposed), the input is gathered again beside the input-gradient product (unless it was kept) and
-    the input gradient is reduce-scattered beside the weight-gradient product.
+    the input gradient is reduce-scattered beside the weight-gradient product. Frozen layers without
+    adapters gather no input again.
 
     Without sequence parallelism: an all-reduce after, and in the backward an all-reduce beside the weight-gradient
     product.
@@ -613,8 +637,10 @@ def _linear_pair(shard: Shard, tally: Tally, columns: Sequence[Product], row: Pr
     reduce = collectives.all_reduce_s(hardware, message, *group)
     zeros = np.zeros_like(shard.tokens)
     share = collectives.processor_fraction(hardware, *group)
+    # Only weight gradients need the gathered input again.
+    needed = any(product.trained for product in columns)
     again = shard.columns.gather_again
-    num_regathers = np.where(sp & again, 1, 0)
+    num_regathers = np.where(sp & again & needed, 1, 0)
     tally.calls(
         np.where(sp, 2, 1), np.where(sp, 2, 1) + num_regathers, call_s(hardware, *group), weight=num_regathers
     )
@@ -630,7 +656,7 @@ def _linear_pair(shard: Shard, tally: Tally, columns: Sequence[Product], row: Pr
     for other in columns[1:]:
         dgrad, wgrad = dgrad + other.dgrad, wgrad + other.wgrad
     overlap = 1.0 if hardware.software.overlap_tensor_parallel else 0.0
-    regather, reduced = np.where(sp & again, gather, zeros), np.where(sp, scatter, reduce)
+    regather, reduced = np.where(sp & again & needed, gather, zeros), np.where(sp, scatter, reduce)
     if tally.any_split:
         tally.exposed(Part.TP, Phase.BACKWARD, np.where(tally.split, reduced, 0.0))
         tally.overlapped(_TP_PARTS, Phase.WEIGHT, np.where(tally.split, regather, 0.0), overlap * wgrad, share)
@@ -639,7 +665,7 @@ def _linear_pair(shard: Shard, tally: Tally, columns: Sequence[Product], row: Pr
     tally.overlapped(_TP_PARTS, Phase.BACKWARD, reduced, overlap * wgrad, share)
     if shard.problem.job.attention_kernel == "flash":
         # Selective recomputation drops the gathered inputs, so the replay gathers them once more.
-        replayed = np.where(sp & ~again, gather, zeros)
+        replayed = np.where(sp & ~again & needed, gather, zeros)
         tally.overlapped(_TP_PARTS, Phase.SELECTIVE, replayed, overlap * dgrad, share)
 
 
@@ -660,7 +686,7 @@ class _Tiles:
         whole, tile = np.zeros_like(seconds), np.zeros_like(seconds)
         for product in products:
             tokens, width, inner = product.size
-            part = self.shard.gemm(tokens / self.tiles, width, inner)
+            part = self.shard.gemm(tokens / self.tiles, width, inner, product.matrices)
             whole = whole + (product.forward if forward else product.dgrad)
             tile = tile + (part.forward if forward else part.dgrad)
         added = np.where(self.chosen & (seconds > 0), self.tiles * tile - whole, 0.0)

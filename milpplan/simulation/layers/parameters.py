@@ -15,7 +15,7 @@ FLOPs serve utilisation figures only; ``milpplan.simulation.layers.layer_time`` 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from milpplan.problem import (
     GroupedQueryAttention,
     LatentAttention,
     LayerRun,
+    Lora,
     MixtureOfExperts,
     ModelSpec,
     Problem,
@@ -33,6 +34,7 @@ from milpplan.simulation.layers.kernels import average_keys
 from milpplan.simulation.layers.sparse_attention import indexer_matrix_parameters
 
 IntOrArray = int | NDArray[np.integer[Any]]
+FloatOrArray = float | NDArray[np.floating[Any]]
 
 VOCAB_ROWS_PER_RANK = 128
 """Divisor of the embedding rows of a tp rank (Megatron's ``--make-vocab-size-divisible-by``)."""
@@ -159,6 +161,103 @@ def layer_parameters(model: ModelSpec, kind: LayerRun) -> LayerParameters:
     return attention + mlp + norms
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterParameters:
+    """Parameters of the adapters of a layer on one GPU; arrays or numbers."""
+
+    dense: FloatOrArray
+    """Adapters of attention, dense MLP and shared expert."""
+    expert: FloatOrArray
+    """Adapters of the routed experts."""
+    dense_copied: FloatOrArray
+    """Part of ``dense`` that every tensor-parallel rank has, with a gradient that is a sum over these ranks."""
+    expert_copied: FloatOrArray
+    """Likewise of ``expert``, over the ranks that share an expert."""
+
+
+def adapter_parameters(
+    hidden: int,
+    kind: LayerRun,
+    lora: Lora,
+    tp: FloatOrArray = 1.0,
+    ep: FloatOrArray = 1.0,
+    etp: FloatOrArray = 1.0,
+) -> AdapterParameters:
+    """Count the parameters of the adapters of one layer of ``kind`` on one GPU.
+
+    r (inputs + outputs) for each adapted matrix. Beside a matrix whose outputs are divided by tp, B is divided and
+    A copied. Beside a matrix whose inputs are divided, A is divided and B copied: B A x is then a part of the sum
+    that the matrix needs anyway. Adapters of copied matrices are copied. Every expert has its own adapters, which
+    ep divides, and etp as tp divides others.
+
+    Megatron Bridge divides the rank of A instead of copying A, and gathers A x; that is not modelled.
+    Source: Hu et al. 2021 (LoRA), section 4.1.
+    """
+    total: FloatOrArray = 0.0
+    copied: FloatOrArray = 0.0
+    for name, (inputs, outputs, divided) in _matrix_shapes(hidden, kind, tp).items():
+        if name in lora.modules:
+            total = total + lora.rank * (inputs + outputs)
+            copied = copied + lora.rank * {"outputs": inputs, "inputs": outputs, "": inputs + outputs}[divided]
+    expert, expert_copied = _expert_adapters(hidden, kind, lora, ep, etp)
+    return AdapterParameters(total, expert, copied, expert_copied)
+
+
+def _matrix_shapes(
+    hidden: int, kind: LayerRun, tp: FloatOrArray
+) -> dict[str, tuple[FloatOrArray, FloatOrArray, Literal["inputs", "outputs", ""]]]:
+    """List inputs and outputs of a layer's matrices on one GPU, and which of both tp divides, without experts."""
+    attention, mlp = kind.attention, kind.mlp
+    heads = attention.num_attention_heads / tp
+    shapes: dict[str, tuple[FloatOrArray, FloatOrArray, Literal["inputs", "outputs", ""]]]
+    if isinstance(attention, LatentAttention):
+        query, value = attention.qk_nope_head_dim + attention.qk_rope_head_dim, attention.v_head_dim
+        down = attention.kv_lora_rank + attention.qk_rope_head_dim
+        shapes = {"kv_a_proj_with_mqa": (hidden, down, ""), "o_proj": (heads * value, hidden, "inputs")}
+        shapes["kv_b_proj"] = attention.kv_lora_rank, heads * (attention.qk_nope_head_dim + value), "outputs"
+        if attention.q_lora_rank is None:
+            shapes["q_proj"] = hidden, heads * query, "outputs"
+        else:
+            shapes["q_a_proj"] = hidden, attention.q_lora_rank, ""
+            shapes["q_b_proj"] = attention.q_lora_rank, heads * query, "outputs"
+    else:
+        # Key and value heads fewer than tp are copied.
+        copies = np.maximum(attention.num_key_value_heads / tp, 1.0)
+        shapes = {
+            "q_proj": (hidden, heads * attention.head_dim, "outputs"),
+            "k_proj": (hidden, copies * attention.head_dim, "outputs"),
+            "v_proj": (hidden, copies * attention.value_dim, "outputs"),
+            "o_proj": (heads * attention.value_dim, hidden, "inputs"),
+        }
+    dense = mlp.intermediate_size if isinstance(mlp, DenseMlp) else mlp.shared_intermediate_size
+    if dense:
+        shapes |= dict.fromkeys(("gate_proj", "up_proj")[not mlp.gated :], (hidden, dense / tp, "outputs"))
+        shapes["down_proj"] = dense / tp, hidden, "inputs"
+    return {name: shape for name, shape in shapes.items() if name in kind.linear_modules}
+
+
+def _expert_adapters(
+    hidden: int, kind: LayerRun, lora: Lora, ep: FloatOrArray, etp: FloatOrArray
+) -> tuple[FloatOrArray, FloatOrArray]:
+    """Count the parameters of the adapters of routed experts on one GPU: all, and the copied part."""
+    if not isinstance(kind.mlp, MixtureOfExperts):
+        return 0.0, 0.0
+    adapted = sum(name in lora.modules for name in kind.linear_modules[-3 if kind.mlp.gated else -2 :])
+    each = lora.rank * adapted * kind.mlp.num_experts / ep
+    return each * (hidden + kind.mlp.intermediate_size / etp), each * hidden
+
+
+def trained_parameters(problem: Problem) -> int:
+    """Count the parameters that have gradients: all, those of the adapters, or those of the parts not frozen."""
+    model, job = problem.model, problem.job
+    if job.lora is not None:
+        layers = [(run.count, adapter_parameters(model.hidden_size, run, job.lora)) for run in model.layers]
+        return round(sum(count * float(layer.dense + layer.expert) for count, layer in layers))
+    frozen = 0 if job.trains("embedding") else embedding_parameters(model) + position_parameters(model)
+    frozen += 0 if job.trains("head") else head_parameters(model) + final_norm_parameters(model)
+    return total_parameters(model) - frozen
+
+
 def embedding_parameters(model: ModelSpec) -> int:
     """Count the token embedding: ``V*h``, divided by tp; without padding (see ``padded_vocab_size``)."""
     return model.vocab_size * model.hidden_size
@@ -226,9 +325,6 @@ def model_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
     An indexer has no gradient of its inputs, scores all keys forward and has gradients of the selected keys alone;
     the attention to these keys is that of latent keys and values (``sparse_attention``).
     """
-    matmul = active_parameters(model) - position_parameters(model)
-    if not model.tie_word_embeddings:
-        matmul -= embedding_parameters(model)
     attention = 0.0
     for run in model.layers:
         heads = run.attention.num_attention_heads
@@ -247,7 +343,27 @@ def model_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
             dense = run.attention
             keys = float(average_keys(sequence_length, dense.sliding_window, chunked=dense.chunked))
         attention += run.count * 6 * keys * width
-    return 6.0 * matmul + attention
+    return 6.0 * _multiplying_parameters(model) + attention
+
+
+def _multiplying_parameters(model: ModelSpec) -> int:
+    """Count the active parameters without look-ups: positions, and an untied embedding."""
+    untied = 0 if model.tie_word_embeddings else embedding_parameters(model)
+    return active_parameters(model) - position_parameters(model) - untied
+
+
+def _frozen_flops_per_token(problem: Problem) -> float:
+    """Count the FLOPs of a token that training all weights has beyond the job: 2 for each frozen multiplying
+    parameter, whose weight gradient falls away, less the 6 of each adapter parameter that a token uses."""
+    model, lora = problem.model, problem.job.lora
+    if lora is None:
+        return 0.0 if problem.job.trains("head") else 2.0 * model.vocab_size * model.hidden_size
+    adapters = 0.0
+    for run in model.layers:
+        layer = adapter_parameters(model.hidden_size, run, lora)
+        used = run.mlp.num_experts_per_tok / run.mlp.num_experts if isinstance(run.mlp, MixtureOfExperts) else 0.0
+        adapters += run.count * float(layer.dense + layer.expert * used)
+    return 2.0 * _multiplying_parameters(model) - 6.0 * adapters
 
 
 def mfu(problem: Problem, tokens_per_s: float, num_gpus: int) -> float:
@@ -265,4 +381,6 @@ def mfu(problem: Problem, tokens_per_s: float, num_gpus: int) -> float:
         # Forwards are a third, and each sequence has the logits of a single token.
         length = problem.job.sequence_length
         flops = flops / 3 - 2 * problem.model.vocab_size * problem.model.hidden_size * (length - 1) / length
+    else:
+        flops -= _frozen_flops_per_token(problem)
     return flops * tokens_per_s / peak

@@ -1,12 +1,15 @@
-"""Axes of the time arrays (``Term``, ``Part``, ``Phase``), and the tally that sums up a layer's operators."""
+"""Axes of the time arrays (``Term``, ``Part``, ``Phase``), times of a product, and a layer's tally of times."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 
+from milpplan.problem.model import LinearModule
 from milpplan.simulation import BoolArray, FloatArray
 from milpplan.simulation.network import collectives
 
@@ -88,6 +91,25 @@ ONCE = (Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHT)
 
 REPLAYS = slice(Phase.SELECTIVE, Phase.FULL + 1)
 """Phases of recomputation."""
+
+
+Outputs = Mapping[LinearModule, FloatArray | float]
+"""Matrices that a product joins, with the width of their outputs on a rank."""
+
+
+class Product(NamedTuple):
+    """Times of a linear layer's three matrix products with its adapters, in seconds."""
+
+    forward: FloatArray
+    dgrad: FloatArray
+    """Gradient of the input."""
+    wgrad: FloatArray
+    """Gradient of the trained weights."""
+    size: tuple[FloatArray, FloatArray | float, FloatArray | float]
+    """Tokens, width of the output, width of the input."""
+    matrices: Outputs
+    trained: bool
+    """True if some weights are trained, so that the input is needed again."""
 
 
 @dataclass(slots=True)
