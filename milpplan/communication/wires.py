@@ -208,7 +208,7 @@ def state_messages(
         states.replica_groups(columns, local), names, strict=True
     ):
         gradients, weights = states.reduced_bytes(problem) * count, BF16_BYTES * count
-        part = gradients / states.num_shards(problem, group.num_ranks)
+        part = gradients / states.num_shards(columns, group.num_ranks)
         for messages, reduces, gathers in (
             (per_step, stage <= 1, (stage == 1) | (stage == 2)),
             (per_micro_batch, stage >= 2, stage == 3),
