@@ -133,6 +133,7 @@ ALLOWED: Final[dict[str, dict[str, bool | tuple[bool | str, ...] | None]]] = {
     "kept-gathered": {"gather_again": (True, False)},
     "ulysses": {"ulysses": None},
     "placement": {"rank_order": RANK_ORDERS},
+    "hsdp": {"dp_replicate": None},
     "replicas": {"mixing": MIXINGS},
     "zero-pipeline": {"zero_pipeline": True},
 }

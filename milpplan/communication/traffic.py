@@ -352,7 +352,6 @@ def traffic(
         )
     report = simulate(problem, plan)
     num_gpus = plan.layout.num_gpus
-    _check_counted(problem, plan)
     places = places_of(problem, plan.layout)
     senders = _sending_parts(problem, plan)
     wires = Wires(places, algorithm, tuple(_groups(part.problem, plan) for part in senders))
@@ -390,18 +389,6 @@ def traffic(
     )
 
 
-def _check_counted(problem: Problem, plan: Plan) -> None:
-    """Refuse heterogeneous replicas that shard over groups of several sizes: they have no common shard."""
-    sharding = {hardware.software.sharding_group for hardware in problem.node_types}
-    if plan.layout.replica_micro_batches and len(sharding) > 1:
-        raise InvalidInputError(
-            f"The traffic of replicas with sharding_group={' and '.join(map(str, sorted(sharding)))} together is "
-            "not counted.",
-            "Expected replicas of different make that shard states over groups of one size.",
-            "Give the hardware files of all node types the same software.sharding_group.",
-        )
-
-
 def _sending_parts(problem: Problem, plan: Plan) -> list[_SendingPart]:
     """List the parts of the cluster that send different messages, by node type."""
     runs = pipeline_runs(problem, plan)
@@ -418,11 +405,11 @@ def _sending_parts(problem: Problem, plan: Plan) -> list[_SendingPart]:
 
 
 def _groups(problem: Problem, plan: Plan) -> dict[str, IntArray]:
-    """List the ranks of every group of a plan, with states sharded as ``problem.hardware`` says."""
+    """List the ranks of every group of a plan, with states sharded as its layout says."""
     layout = plan.layout
     columns = LayoutColumns.of([layout])
     shards, expert_shards = (
-        int(states.num_shards(problem, count)[0]) for count in (columns.cp * columns.dp, columns.expert_dp)
+        int(states.num_shards(columns, count)[0]) for count in (columns.cp * columns.dp, columns.expert_dp)
     )
     groups = rank_lists(layout, shards, expert_shards)
     stages = groups["stage"]

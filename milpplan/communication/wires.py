@@ -216,7 +216,7 @@ def state_messages(
         states.replica_groups(columns, trained), states.replica_groups(columns, gathered_parts), names, strict=True
     ):
         gradients, weights = states.reduced_bytes(problem) * count, BF16_BYTES * moved
-        part = gradients / states.num_shards(problem, group.num_ranks)
+        part = gradients / states.num_shards(columns, group.num_ranks)
         for messages, reduces, gathers in (
             (per_step, stage <= 1, (stage == 1) | (stage == 2)),
             (per_micro_batch, stage >= 2, stage == 3),

@@ -106,6 +106,12 @@ WORDS: Final[dict[str, Callable[[Problem], str]]] = {
     ),
     "sharded_gradients_are_overlapped": lambda p: "ZeRO 2 and 3 overlap the gradient reduction",
     "sharded_weights_are_overlapped": lambda p: "ZeRO 3 overlaps the parameter gather",
+    "dp_replicate_divides_dp": lambda p: "dp_replicate must divide dp",
+    "dp_replicate_divides_expert_replicas": lambda p: (
+        "dp_replicate must divide the replicas of an expert (tp x cp x dp / (ep x etp))"
+    ),
+    "dp_replicate_leaves_shards": lambda p: "dp_replicate must be below dp: groups of one replica are ZeRO 0",
+    "dp_replicate_needs_zero": lambda p: "hybrid sharding needs ZeRO 1 or more, which shards something",
     "zero_2_and_3_without_pipeline": lambda p: "ZeRO 2 and 3 with a pipeline need --allow zero-pipeline",
     "different_replicas_need_two_node_types": lambda p: (
         "replicas of different make are on at least two node types"
@@ -117,6 +123,7 @@ WORDS: Final[dict[str, Callable[[Problem], str]]] = {
     "different_replicas_hold_all_experts": lambda p: "replicas of different make need ep x etp to divide tp x cp",
     "different_replicas_offload_nothing": lambda p: "replicas of different make offload nothing",
     "different_replicas_are_neighbours": lambda p: "replicas of different make need an order with dp last",
+    "different_replicas_shard_together": lambda p: "replicas of different make shard over all (dp_replicate=1)",
     "different_replicas_meet_once_a_step": lambda p: (
         "ZeRO 2 and 3 meet in every micro-batch, of which replicas of different make have different numbers"
     ),
@@ -210,6 +217,8 @@ def group_shape(layout: Layout, part: str) -> tuple[int, int]:
     Ranks are ordered tp, cp, dp, pp from the inside, and etp, ep for the experts. Shards and replicas are those of
     the dense layers.
     """
+    if part == "param_gather_exposed":
+        return layout.num_shards, layout.tp
     if part in REPLICAS:
         return layout.cp * layout.dp, layout.tp
     shapes = {
@@ -287,7 +296,9 @@ def neighbours(problem: Problem, plan: Plan) -> Iterator[Wish]:
         own = layout.get(name)
         if isinstance(own, bool):
             yield {name: not own}
-        elif name == "recompute" or getattr(default, name) is not None:
+        elif name == "recompute" or (
+            getattr(default, name) is not None and getattr(problem.space, name) is not None
+        ):
             yield from ({name: value} for value in getattr(problem.space, name) if not _has(plan, {name: value}))
         elif isinstance(own, int) and not (name in ("ep", "etp") and not problem.model.has_experts):
             values = ([own // 2] if own % 2 == 0 else []) + [own * 2]

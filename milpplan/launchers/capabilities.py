@@ -75,12 +75,18 @@ class Capability:
     """Fields of ``Software`` by which the program that an export starts keeps other bytes than the hardware's."""
     batch_settings: Mapping[str, str] = field(default_factory=dict)
     """Settings that ``--micro-batch``, ``--accumulation`` and ``--seq-len`` state where files leave them out."""
+    hybrid_stages: tuple[int, ...] = (1, 2, 3)
+    """ZeRO stages that it can shard within groups of replicas (``Layout.dp_replicate``)."""
     complete: bool = False
     """True if limits and rules cover every refusal of an export, so that a space can be restricted to them."""
 
     def refused(self, layout: Layout) -> dict[str, Limit]:
         """Find the fields of a layout whose values the target does not support."""
         return {name: limit for name, limit in self.limits.items() if getattr(layout, name) not in limit.values}
+
+    def shards_within_groups(self, problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
+        """Find the layouts whose hybrid sharding, if any, the target supports, [N]."""
+        return np.asarray((c["dp_replicate"] == 1) | np.isin(c["zero_stage"], self.hybrid_stages))
 
     def limits_of(self, problem: Problem) -> dict[str, Limit]:
         """Merge the target's fixed limits with those that depend on the problem."""
@@ -161,6 +167,7 @@ Source: transformers 5.24.0, models/llama/modeling_llama.py and loss/loss_utils.
 autograd saves in a layer is equal to the byte, but for the rotary tables and the norms' statistics."""
 WHOLE_NODES = {"whole_nodes": RowRule(whole_nodes, "torchrun starts as many processes on every node")}
 NO_STREAMS = "it keeps on the host what this plan streams beside the layers only in other ways"
+NO_GROUPS = Limit((1,), "it has no hybrid sharding that is priced: states are sharded over all replicas")
 NO_TILES = "it has no tiles of products beside their messages that are known to take the time that is priced"
 FSDP_RULES = {
     **WHOLE_NODES,

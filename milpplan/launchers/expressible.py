@@ -241,7 +241,7 @@ def refuse(target: str, refusals: Sequence[Refusal]) -> None:
 
 NUMBERS = (
     *("tp", "cp", "ep", "etp", "pp", "dp", "vpp", "micro_batch_size", "global_batch_size", "num_micro_batches"),
-    *("sequence_parallel", "zero_stage", "overlap_grad_reduce", "overlap_param_gather"),
+    *("sequence_parallel", "zero_stage", "dp_replicate", "overlap_grad_reduce", "overlap_param_gather"),
 )
 
 
@@ -249,6 +249,10 @@ def rule_refusals(capability: Capability, problem: Problem, layout: Layout) -> l
     """Refuse a layout whose fields are supported but whose combination breaks a rule of the target."""
     columns = {name: np.array([int(getattr(layout, name))]) for name in NUMBERS}
     columns["schedule"] = np.array([SCHEDULES.index(layout.schedule)])
-    return [
+    refusals = [
         Refusal(rule.why) for rule in capability.rules.values() if not bool(rule.keeps(problem, columns).all())
     ]
+    if not bool(capability.shards_within_groups(problem, columns).all()):
+        why = f"hybrid sharding at ZeRO {layout.zero_stage} (dp_replicate={layout.dp_replicate}) is not priced"
+        refusals.append(Refusal(f"{why} as it runs", "dp_replicate=1"))
+    return refusals

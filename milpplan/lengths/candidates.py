@@ -49,6 +49,7 @@ FIXED: dict[str, tuple[object, ...]] = {
     "offload_weights": (False,),
     "offload_activations": (False,),
     "offload_optimizer": (False,),
+    "dp_replicate": (1,),
 }
 """Allowed values of the layout's fields in this space."""
 
@@ -142,7 +143,7 @@ def quantum_problem(problem: Problem, token_quantum: int) -> Problem:
             raise InvalidInputError(
                 f"With lengths {name} is one of {list(values)}; the space has {list(declared)}.",
                 "Groups run 1F1B without chunks and with ZeRO 0 or 1; nothing is overlapped with reductions, nor "
-                "offloaded.",
+                "offloaded; states are sharded over all replicas.",
                 f"Leave --fix {name} out.",
             )
         changes[name] = allowed

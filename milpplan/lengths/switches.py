@@ -19,7 +19,6 @@ from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.lengths.tabled import SwitchTimes
 from milpplan.simulation import usable_memory_bytes
 from milpplan.simulation.states import ADAM_STATE_BYTES, grad_bytes
-from milpplan.switching.ownership import ShardRules
 from milpplan.switching.planning import least_switch_s, switch_costs
 from milpplan.switching.routes import Links
 from milpplan.units import NS_PER_S
@@ -58,8 +57,8 @@ class Switches:
         if all(pair in self.arcs for pair in permutations(layouts, 2)):
             return False
         problem, plans = self.pool.problem, list(layouts.values())
-        links, rules = self._links(plans[0].layout.num_gpus)
-        costs = switch_costs(problem.model, plans, links, "relay", grad_bytes(problem), rules)
+        links = Links.of(problem.hardware, plans[0].layout.num_gpus)
+        costs = switch_costs(problem.model, plans, links, "relay", grad_bytes(problem))
         for (a, source), (b, target) in permutations(enumerate(layouts), 2):
             self.arcs[source, target] = Arc(
                 (float(costs.parameters_s[a, b]), float(costs.gradients_s[a, b])),
@@ -68,18 +67,14 @@ class Switches:
             )
         return True
 
-    def _links(self, num_gpus: int) -> tuple[Links, ShardRules]:
-        hardware = self.pool.problem.hardware
-        return Links.of(hardware, num_gpus), ShardRules(sharding_group=hardware.software.sharding_group)
-
     def least_times(self, members: Sequence[int]) -> SwitchTimes:
         """Return lower bounds of the times between members, [from, to], rounded down to whole ns; much faster than
         pricing."""
         layouts = {self._layout_key(member): self.pool.members[member].candidate.plan for member in members}
         if any(pair not in self.min_seconds for pair in permutations(layouts, 2)):
             problem, plans = self.pool.problem, list(layouts.values())
-            links, rules = self._links(plans[0].layout.num_gpus)
-            seconds_of = least_switch_s(problem.model, plans, links, grad_bytes(problem), rules)
+            links = Links.of(problem.hardware, plans[0].layout.num_gpus)
+            seconds_of = least_switch_s(problem.model, plans, links, grad_bytes(problem))
             for (row, source), (column, target) in permutations(enumerate(layouts), 2):
                 self.min_seconds[source, target] = (
                     float(seconds_of[0][row, column]),

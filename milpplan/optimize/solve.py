@@ -590,6 +590,7 @@ PLAIN: Final[dict[str, tuple[Any, ...]]] = {
     "micro_batch_size": (1,),
     "schedule": ("1f1b", "gpipe", "zb-h1"),
     **dict.fromkeys(OFFLOADS, (False,)),
+    "dp_replicate": (1,),
 }
 """Values tried first for fields of the space; other fields keep all their values. Offloading is turned on last."""
 MEMORY_FIELDS: Final = ("cp", "etp", "micro_batch_size")

@@ -326,9 +326,6 @@ class Software(Record):
     """Bytes of a gradient as the replicas send it; 0: those of the accumulated gradient."""
     all_reduces_gradients: bool = False
     """True if replicas all-reduce gradients although ZeRO shards the states. Otherwise they reduce-scatter."""
-    sharding_group: Annotated[int, Field(ge=0)] = 0
-    """Maximum number of neighbouring replicas that ZeRO shards over. Groups hold copies, and all-reduce their
-    shards of the gradients (InternEvo's zero1 size, FSDP's hybrid sharding). 0: all replicas."""
     master_shards_only: bool = False
     """True if ZeRO 3 shards only the fp32 weights that the optimizer updates; the 16-bit copies exist only while a
     layer is gathered."""

@@ -142,6 +142,9 @@ class Layout(Record):
     global_batch_size: PositiveInt
     sequence_parallel: bool = False
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
+    dp_replicate: PositiveInt = 1
+    """Groups of replicas that each shard the states by themselves and hold copies of the others' shards (hybrid
+    sharding, HSDP). 1: ZeRO shards over all cp * dp ranks."""
     schedule: Schedule = "1f1b"
     overlap_grad_reduce: bool = False
     overlap_param_gather: bool = False
@@ -214,6 +217,11 @@ class Layout(Record):
     def num_gpus(self) -> int:
         """Accelerators that the layout occupies."""
         return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def num_shards(self) -> int:
+        """Ranks that ZeRO shards the dense weights over."""
+        return self.cp * self.dp // self.dp_replicate
 
     @property
     def expert_dp(self) -> int:

@@ -67,6 +67,7 @@ class LayoutColumns:
     global_batch_size: IntArray
     sequence_parallel: BoolArray
     zero_stage: IntArray
+    dp_replicate: IntArray
     schedule: IntArray
     overlap_grad_reduce: BoolArray
     overlap_param_gather: BoolArray

@@ -225,6 +225,11 @@ def check_replicas(problem: Problem, layout: Layout) -> None:
             "replicas with different numbers of micro-batches meet once a step (ZeRO 0 or 1)",
         ),
         (
+            layout.dp_replicate == 1,
+            f"dp_replicate={layout.dp_replicate}",
+            "replicas of different make shard states over all replicas (dp_replicate 1)",
+        ),
+        (
             (layout.tp * layout.cp) % (layout.ep * layout.etp) == 0,
             f"ep={layout.ep} x etp={layout.etp}",
             "every replica holds all experts (ep x etp divides tp x cp): replicas exchange no tokens",

@@ -148,6 +148,16 @@ def _model_rules(model: ModelSpec, layout: Layout) -> list[Legality]:
         ),
         (ranks % (layout.ep * layout.etp) == 0, expert_ranks, "ep x etp divides tp x cp x dp"),
         (
+            layout.dp % layout.dp_replicate == 0 and layout.expert_dp % layout.dp_replicate == 0,
+            f"dp_replicate={layout.dp_replicate} with dp={layout.dp} and {layout.expert_dp} replicas of experts",
+            "dp_replicate divides dp and the replicas of every expert",
+        ),
+        (
+            layout.dp_replicate == 1 or (layout.zero_stage > 0 and layout.dp_replicate < layout.dp),
+            f"dp_replicate={layout.dp_replicate} with dp={layout.dp} and ZeRO {layout.zero_stage}",
+            "hybrid sharding has ZeRO 1 or more, and groups of at least two replicas (else it is ZeRO 0)",
+        ),
+        (
             not experts or bool(placement.stages_agree(LayoutColumns.of([layout]).mapping)[0]),
             f"rank_order={layout.rank_order} with {expert_ranks}",
             "every stage has the same ranks for experts and for the rest",

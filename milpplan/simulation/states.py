@@ -117,12 +117,12 @@ def state_bytes(
     per_weight = weight_bytes(problem) if per_weight is None else per_weight
     software, stage = problem.hardware.software, columns.zero_stage
     total, frozen = np.zeros((3, len(columns))), np.zeros(len(columns))
-    for local, trained, replicas in _sharded_groups(problem, columns, parameters):
+    for local, trained, replicas, shards in _sharded_groups(columns, parameters):
         for part, (count, per_parameter, sharded_from) in enumerate(
             ((local, per_weight, 3), (trained, grad_bytes(problem), 2), (trained, ADAM_STATE_BYTES, 1))
         ):
-            total[part] += count * per_parameter / np.where(stage >= sharded_from, replicas, 1)
-        frozen += (local - trained) * per_weight / replicas
+            total[part] += count * per_parameter / np.where(stage >= sharded_from, shards, 1)
+        frozen += (local - trained) * per_weight / shards
         if software.gradient_bucket_bytes:
             bucketed = (stage <= 1) & (replicas > 1)
             total[1] += np.where(bucketed, software.gradient_bucket_bytes * trained, 0.0)
@@ -170,19 +170,23 @@ WEIGHTS_A_LAYER = 4
 def reduce_s(problem: Problem, columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:
     """Time the reduction of a layer's gradients, in seconds [n]; 0 for inference.
 
-    It is an all-reduce without ZeRO, a reduce-scatter from ZeRO stage 1 (``scatters``). If ZeRO shards over fewer
-    than all replicas, an all-reduce of the shards among the groups follows. Gradients of copied adapters are first
-    all-reduced among tensor-parallel ranks.
+    It is an all-reduce without ZeRO, a reduce-scatter from ZeRO stage 1 (``scatters``). With hybrid sharding it is
+    a reduce-scatter among the S shards, then an all-reduce of 1/S of the message among the ranks with equal
+    shards: RS(S, b) + AR(dp_replicate, b / S) for b bytes, one after the other. Gradients of copied adapters
+    are first all-reduced among tensor-parallel ranks.
+
+    Source: PyTorch FSDP2 (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_reduce); Megatron-LM
+    core/distributed/param_and_grad_buffer.py (num_distributed_optimizer_instances); Zhang et al. 2022 (MiCS).
     """
     total = np.zeros(len(columns))
     if problem.inference:
         return total
     for local, group in replica_groups(columns, parameters.gradients):
         message = reduced_bytes(problem) * local
-        shards = num_shards(problem, group.num_ranks)
+        shards = num_shards(columns, group.num_ranks)
         whole = collectives.all_reduce_s(problem.hardware, message, *group)
         scatter = collectives.reduce_scatter_s(problem.hardware, message, *group.first(shards))
-        if problem.hardware.software.sharding_group:
+        if (columns.dp_replicate > 1).any():
             copies = group.apart(shards)
             scatter = scatter + collectives.all_reduce_s(problem.hardware, message / shards, *copies)
         whole = whole + _calls_s(problem, local, group)
@@ -214,7 +218,7 @@ def gather_s(problem: Problem, columns: LayoutColumns, parameters: LocalParamete
     """Time a gather of the bf16 weights of a layer from their shards, in seconds [n] (``gathered_parameters``)."""
     total = np.zeros(len(columns))
     for local, group in replica_groups(columns, gathered_parameters(columns, parameters)):
-        shards = group.first(num_shards(problem, group.num_ranks))
+        shards = group.first(num_shards(columns, group.num_ranks))
         total = total + collectives.all_gather_s(problem.hardware, BF16_BYTES * local, *shards)
     return total
 
@@ -236,16 +240,19 @@ def optimizer_s(problem: Problem, columns: LayoutColumns, parameters: LocalParam
         return np.zeros(len(columns))
     rate = problem.hardware.accelerator.memory_rate_bytes_per_s
     total = np.zeros(len(columns))
-    for _, trained, replicas in _sharded_groups(problem, columns, parameters):
-        share = trained / np.where(columns.zero_stage >= 1, replicas, 1)
+    for _, trained, _, shards in _sharded_groups(columns, parameters):
+        share = trained / np.where(columns.zero_stage >= 1, shards, 1)
         total = total + UPDATE_TRAFFIC_BYTES * share / rate
     return total
 
 
-def num_shards(problem: Problem, replicas: IntArray) -> IntArray:
-    """Count the replicas that ZeRO shards over: all, or their gcd with the framework's ``sharding_group``."""
-    group = problem.hardware.software.sharding_group
-    return replicas if group == 0 else np.gcd(replicas, group)
+def num_shards(columns: LayoutColumns, replicas: IntArray) -> IntArray:
+    """Count the ranks that ZeRO shards over, of ``replicas`` [n] with equal weights: a group of ``dp_replicate``.
+
+    Source: the meshes dp_replicate x dp_shard of PyTorch; Megatron-LM core/parallel_state.py, where all data- and
+    context-parallel ranks, and all replicas of an expert, are cut into ``num_distributed_optimizer_instances``.
+    """
+    return np.asarray(replicas // columns.dp_replicate)
 
 
 def least_held_bytes(problem: Problem, columns: LayoutColumns) -> FloatArray:
@@ -271,15 +278,15 @@ def least_held_bytes(problem: Problem, columns: LayoutColumns) -> FloatArray:
 
 
 def _sharded_groups(
-    problem: Problem, columns: LayoutColumns, parameters: LocalParameters
-) -> tuple[tuple[FloatArray, FloatArray, IntArray], ...]:
-    """List (local parameters, trained ones, number of ranks that shard them) of the dense and the expert part."""
+    columns: LayoutColumns, parameters: LocalParameters
+) -> tuple[tuple[FloatArray, FloatArray, IntArray, IntArray], ...]:
+    """List (local parameters, trained ones, replicas, ranks that shard) of the dense and the expert part."""
     trained = parameters.gradients
     replicas = (
         (parameters.dense, trained.dense, columns.cp * columns.dp),
         (parameters.expert, trained.expert, columns.expert_dp),
     )
-    return tuple((local, part, num_shards(problem, count)) for local, part, count in replicas)
+    return tuple((local, part, count, num_shards(columns, count)) for local, part, count in replicas)
 
 
 def copy_groups(

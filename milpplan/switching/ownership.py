@@ -274,8 +274,6 @@ class ShardRules:
     Hetu's switch planner reads Hetu's annotation of a scattered gradient."""
     padded_vocabulary: bool = True
     """True: the vocabulary is cut with Megatron-LM's padding; False: in equal parts."""
-    sharding_group: int = 0
-    """As ``Software.sharding_group``."""
 
 
 EQUAL_ROWS = ShardRules()
@@ -369,8 +367,7 @@ class Ownership:
         if key not in self.known:
             ranks = self.dense[stage] if home < 0 else self.expert[stage, home]
             parts, replicas = ranks.shape
-            group = self.rules.sharding_group
-            shards = 1 if not sharded else replicas if group == 0 else int(np.gcd(replicas, group))
+            shards = replicas // self.plan.layout.dp_replicate if sharded else 1
             grid = (parts, shards)
             rows = [
                 (int(ranks[part, replica]), *_shard_box(shape, grid, (part, replica % shards), self.rules))

@@ -373,6 +373,12 @@ TERMS: Final = (
         _gathers,
     ),
     Term(
+        "hybrid_sharding",
+        "states sharded within groups of replicas (hybrid sharding)",
+        lambda problem, plan: plan.layout.dp_replicate > 1,
+        _as_it_is,
+    ),
+    Term(
         "pipeline",
         "pipeline bubble and transfers",
         lambda problem, plan: plan.layout.pp > 1 and plan.layout.vpp == 1 and not _splits(plan),

@@ -11,7 +11,6 @@ import pytest
 
 from milpplan import Layout, Plan, Problem, VirtualStage, simulate, traffic
 from milpplan.communication.wires import ALGORITHMS
-from milpplan.errors import InvalidInputError
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Job, NodeGroup
 from milpplan.simulation import joined_plan, view_plans
@@ -221,15 +220,6 @@ def test_moments_of_all_pipelines_are_the_simulators() -> None:
     for run in runs:
         latest = run.timeline.backward_start_ns.max(axis=1)
         assert (run.timeline.reduce_end_ns > latest).all()
-
-
-def test_shards_of_several_sizes_are_refused() -> None:
-    """Replicas that shard their states over groups of several sizes have no common shard to exchange."""
-    problem, plan = replicated()
-    software = problem.hardware.software.model_copy(update={"sharding_group": 2})
-    other = problem.model_copy(update={"hardware": problem.hardware.model_copy(update={"software": software})})
-    with pytest.raises(InvalidInputError, match="sharding_group=0 and 2"):
-        traffic(other, plan)
 
 
 def test_uncovered_stage_plan_is_complete() -> None:

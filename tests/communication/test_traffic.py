@@ -286,10 +286,9 @@ def test_sharding_groups_split_the_reduction() -> None:
     quarter follows among every fourth; together they send more than one scatter over 16."""
     problem = problem_of("llama3-8b", "dgx-h100", sequence_length=2048)
     plan = even_plan(problem, Layout(dp=16, global_batch_size=16, zero_stage=1))
-    software = problem.hardware.software.model_copy(update={"sharding_group": 4})
-    hybrid = problem.model_copy(update={"hardware": problem.hardware.model_copy(update={"software": software})})
-    whole, parts = traffic(problem, plan), traffic(hybrid, plan)
-    assert_sums(hybrid, plan, "ring")
+    hybrid = plan.model_copy(update={"layout": plan.layout.model_copy(update={"dp_replicate": 4})})
+    whole, parts = traffic(problem, plan), traffic(problem, hybrid)
+    assert_sums(problem, hybrid, "ring")
     wire, before = parts.wire_bytes, whole.wire_bytes
     assert wire["parameter_gather"] / before["parameter_gather"] == pytest.approx((3 / 4) / (15 / 16))
     assert wire["gradient_reduce"] / before["gradient_reduce"] == pytest.approx(

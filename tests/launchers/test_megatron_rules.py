@@ -56,6 +56,7 @@ BREAKING = {
     "positions_suffice": (64, DENSE + "--max-position-embeddings 2048"),
     "layers_divide": (96, DENSE + "--pipeline-model-parallel-size 3 --global-batch-size 96"),
     "batch_divides": (64, DENSE + "--global-batch-size 100"),
+    "optimizer_instances_divide": (64, DENSE + "--num-distributed-optimizer-instances 3"),
     "interleaving": (
         32, DENSE + STAGES + "--num-virtual-stages-per-pipeline-rank 5 --global-batch-size 6"),
     "recompute": (64, DENSE + "--recompute-granularity full"),

@@ -31,6 +31,7 @@ MORE = {
     "micro_batch_size": (1, 2),
     "ulysses": None,
     "vpp_values": "distinct",
+    "dp_replicate": None,
 }
 """What the tests open of a space, and where they keep it small."""
 
@@ -197,7 +198,7 @@ def test_kept_files(target: str) -> None:
     [
         ("accelerate", "fsdp_version: 2", "fsdp_version: 1", InvalidInputError),
         ("accelerate", "num_processes: 16", "num_processes: 12", IllegalPlanError),
-        ("accelerate", "dp_replicate_size: 1", "dp_replicate_size: 2", InvalidInputError),
+        ("accelerate", "dp_replicate_size: 1", "dp_replicate_size: 2", IllegalPlanError),
         ("accelerate", "mixed_precision: bf16", "mixed_precision: fp8", InvalidInputError),
         ("accelerate", "offload_params: false", "offload_params: true", InvalidInputError),
         ("accelerate", "--block_size 8192", "", InvalidInputError),

@@ -252,7 +252,7 @@ def test_a_recipe_is_read_and_not_run() -> None:
         ("-1", "7", "7 processes, and 64"),
         ("-1", '"x"', "whole number"),
         ("-1", "-1\ncontext_parallel_degree = 2", "ring"),
-        ("-1", "8\ndata_parallel_replicate_degree = 8", "HSDP"),
+        ("-1", "8\ndata_parallel_replicate_degree = 7", "56 processes, and 64"),
         ("-1", "-1\nenable_async_tensor_parallel = true", "enable_async_tensor_parallel"),
         ("seq_len = 8192", 'seq_len = 8192\ndtype = "bfloat16"', "training.dtype"),
         ('mode = "full"', 'mode = "selective"', "selective"),

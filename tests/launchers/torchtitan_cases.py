@@ -73,6 +73,8 @@ def random_case(seed: int) -> tuple[Problem, Plan, str]:
         "overlap_param_gather": pp == 1 and zero > 0,
     }  # fmt: skip
     sizes = random_sizes(random, problem.model.num_layers, pp * vpp)
+    groups = [n for n in (1, 2, 4) if n < dp and tp * dp % (ep * etp * n) == 0]
+    layout |= {"dp_replicate": int(random.choice(groups))} if zero else {}
     return problem, staged(Layout.model_validate(layout), sizes, bool(random.integers(2))), version
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from milpplan import Layout, load_hardware, load_model, simulate, solve
+from milpplan.optimize.milp.block_program import solve_block_program
 from milpplan.optimize.milp.whole_program import solve_monolithic
 from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space
 from milpplan.optimize.space.rules import EXECUTION
@@ -17,8 +18,8 @@ from milpplan.simulation import host_capacity_bytes
 from milpplan.simulation.layout_costs import layout_costs
 from tests.amounts import long_but
 from tests.optimize.bounded import bounded_layouts
-from tests.optimize.brute_force import brute_force, costed_plans, naive_layouts
-from tests.optimize.problems import FAMILIES, random_problem
+from tests.optimize.brute_force import brute_force, constants, costed_plans, naive_layouts, time_and_peak
+from tests.optimize.problems import FAMILIES, random_plan, random_problem, with_memory
 from tests.optimize.test_optimality import assert_optimal, check
 
 OFFLOAD = ("offload_weights", "offload_activations", "offload_optimizer")
@@ -32,7 +33,9 @@ def with_execution(seed: int, names: tuple[str, ...] = EXECUTION, kind: str = "f
     problem = random_problem(seed, kind=kind, family=FAMILIES[seed % len(FAMILIES)], **drawn)
     columns = layout_space(problem).columns
     opened = rng.sample(names, min(len(names), rng.choice((1, 2, 2, 3))))
-    open_values: dict[str, Any] = {"tp_overlap": ("none", "ring", "pipelined"), "ulysses": None}
+    open_values: dict[str, Any] = {
+        "tp_overlap": ("none", "ring", "pipelined"), "ulysses": None, "dp_replicate": None,
+    }  # fmt: skip
     values = {name: open_values.get(name, BOTH) for name in opened}
     device = problem.hardware.accelerator.memory_bytes
     host = HostMemory(
@@ -102,7 +105,58 @@ def test_monolithic_form_agrees() -> None:
     assert solved >= 2
 
 
-@pytest.mark.parametrize(("count", "least"), [(10, 8), pytest.param(18, 15, marks=pytest.mark.long)])
+def hybrid_problem(seed: int, kind: str = "free") -> Problem:
+    """A tiny model on eight replicas, or four of two ranks, on a slow network of small domains, with the memory
+    that a plan of some groups of replicas needs."""
+    base = random_problem(seed, kind=kind, family=FAMILIES[seed % len(FAMILIES)])
+    rng = random.Random(seed)
+    out = base.hardware.scale_out.model_copy(update={"bandwidth_bytes_per_s": rng.choice((1e8, 1e9, 1e10))})
+    two = base.hardware.scale_up.model_copy(update={"num_gpus": 2, "segments": ()})
+    hardware = base.hardware.model_copy(update={"scale_out": out, "scale_up": two, "gpus_per_node": 2})
+    job = base.job.model_copy(update={"num_gpus": 8, "global_batch_size": 8, "sequence_length": 512})
+    space = Space(
+        kind="uniform" if kind == "uniform" else "free",
+        tp=(1, 2), cp=(1,), pp=(1,), etp=(1,), vpp=(1,), micro_batch_size=(1,), schedule=("1f1b",),
+        sequence_parallel=(True,) if base.model.has_experts else (False,), zero_stage=(0, 1, 3),
+        dp_replicate=None, overlap_grad_reduce=(True,), overlap_param_gather=(True,), recompute=("none", "full"),
+    )  # fmt: skip
+    if base.model.has_experts:
+        space = space.model_copy(update={"tp": (1,), "sequence_parallel": (False,)})
+    problem = base.model_copy(update={"hardware": hardware, "job": job, "space": space})
+    columns = layout_space(problem).columns
+    layout = columns.at(rng.choice(np.flatnonzero(columns.dp_replicate > 1).tolist()))
+    plan = random_plan(rng, problem, layout, recompute=0.0)
+    return with_memory(problem, time_and_peak(problem, constants(problem, layout), plan)[1])
+
+
+@pytest.mark.parametrize("backend", ["cpsat", "highs"])
+def test_hybrid_sharding_is_that_of_brute_force(backend: str) -> None:
+    """Groups that shard by themselves are decided as brute force decides, in both spaces; some optima have them,
+    and no bound is above a plan of them."""
+    hybrid = 0
+    for seed in range(600, 612):
+        problem = hybrid_problem(seed, ("free", "uniform")[seed % 2])
+        best, result = brute_force(problem), solve(problem, backend=backend, gap=0.0)
+        assert_optimal(problem, result, best)
+        hybrid += result.plan is not None and result.plan.layout.dp_replicate > 1
+        assert any(one.layout.dp_replicate > 1 for one in bounded_layouts(problem))
+    assert hybrid >= 2
+
+
+def test_hybrid_sharding_in_one_program() -> None:
+    """The program over blocks and the program of the whole space have the optimum of brute force, too."""
+    for seed in (600, 603, 604):
+        problem = hybrid_problem(seed)
+        best = brute_force(problem)
+        if best is None:
+            continue
+        whole = solve_monolithic(problem, gap=0.0, max_layouts=200)
+        assert whole.step_time_ns == pytest.approx(best.value, rel=1e-12)
+        blocks = solve_block_program(solve(problem, gap=0.0))
+        assert blocks.step_time_ns == whole.step_time_ns
+
+
+@pytest.mark.parametrize(("count", "least"), [(10, 5), pytest.param(18, 15, marks=pytest.mark.long)])
 def test_no_bound_is_above_a_plan(count: int, least: int) -> None:
     """Bounds of layouts that offload, gather or tile are below every one of their plans."""
     offloaded = 0

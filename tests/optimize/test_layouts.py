@@ -282,6 +282,10 @@ BROKEN: list[tuple[str, int, dict[str, Any]]] = [
     ("param_overlap_needs_zero_and_grad_overlap", 0, {"dp": 2, "overlap_param_gather": True}),
     ("sharded_gradients_are_overlapped", 0, {"dp": 2, "zero_stage": 2}),
     ("sharded_weights_are_overlapped", 0, {"dp": 2, "zero_stage": 3, "overlap_grad_reduce": True}),
+    ("dp_replicate_divides_dp", 0, {"dp": 4, "zero_stage": 1, "dp_replicate": 3}),
+    ("dp_replicate_divides_expert_replicas", 4, {"dp": 4, "ep": 4, "zero_stage": 1, "dp_replicate": 2}),
+    ("dp_replicate_leaves_shards", 0, {"dp": 2, "zero_stage": 1, "dp_replicate": 2}),
+    ("dp_replicate_needs_zero", 0, {"dp": 4, "dp_replicate": 2}),
     ("micro_batch_divides_share_of_batch", 0, {"dp": 2, "micro_batch_size": 5}),
 ]
 
@@ -292,8 +296,9 @@ def test_rule_rejects_an_example(rule: str, experts: int, fields: dict[str, Any]
     layout = Layout(**(LEGAL | fields))
     problem = small(experts, num_gpus=layout.num_gpus, global_batch_size=24)
     assert rule in broken_rules(problem, layout)
-    opened = problem.model_copy(update={"space": Space(rank_order=RANK_ORDERS)})
-    columns = layout_space(opened if layout.rank_order != RANK_ORDERS[0] else problem).columns
+    opened = problem.model_copy(update={"space": Space(rank_order=RANK_ORDERS, dp_replicate=None)})
+    more = layout.rank_order != RANK_ORDERS[0] or layout.dp_replicate > 1
+    columns = layout_space(opened if more else problem).columns
     assert layout not in [columns.at(row) for row in range(len(columns))]
 
 

@@ -167,12 +167,18 @@ def test_shares_are_all_that_make_up_the_batch() -> None:
 
 LEGAL = {"tp": 2, "pp": 2, "dp": 3, "global_batch_size": 8, "zero_stage": 1, "overlap_grad_reduce": True}
 LEGAL |= {"replica_micro_batches": (2, 4), "rank_order": "tp-cp-pp-dp", "sequence_parallel": True}
+SINGLE = {"dp": 6, "tp": 1, "sequence_parallel": False}
 BROKEN = [
     ("node_types_hold_whole_replicas", {"pp": 4, "tp": 1, "sequence_parallel": False, "dp": 3}, (6, 6)),
     ("different_replicas_offload_nothing", {"offload_optimizer": True}, (8, 4)),
     ("different_replicas_are_neighbours", {"rank_order": "tp-cp-dp-pp"}, (8, 4)),
     ("different_replicas_meet_once_a_step", {"zero_stage": 2}, (8, 4)),
     ("different_replicas_hold_all_experts", {"ep": 3}, (8, 4)),
+    (
+        "different_replicas_shard_together",
+        {"dp": 6, "tp": 1, "sequence_parallel": False, "dp_replicate": 3},
+        (8, 4),
+    ),
 ]
 
 

@@ -31,6 +31,9 @@ def switched(random: np.random.Generator, problem: Problem, layout: Layout) -> L
     if layout.schedule not in SPLIT_SCHEDULES and problem.hardware.host_memory is not None:
         names = ("offload_weights", "offload_activations", "offload_optimizer")
         changes |= {name: bool(random.integers(4) == 0) for name in names}
+    groups = [n for n in (1, 2, 3, 4) if layout.dp % n == layout.expert_dp % n == 0 and n < layout.dp]
+    if layout.zero_stage and groups:
+        changes["dp_replicate"] = int(random.choice(groups))
     return layout.model_copy(update=changes)
 
 

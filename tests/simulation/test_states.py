@@ -201,18 +201,38 @@ def test_calls_of_a_reduction_grow_with_ranks(dense: float, rank_s: float, dp: i
 
 def test_sharding_within_groups() -> None:
     """With ZeRO 1 over groups of 8 of 32 replicas a rank holds an eighth of the optimizer's 12 bytes, gathers
-    among 8, reduces among them and then its eighth among the 4 groups; a group of all replicas changes nothing."""
-    problem, columns = problem_of("llama3-8b", "dgx-h100"), columns_of(dp=32, zero_stage=1)
-    local, grouped = of(columns), with_software(problem_of("llama3-8b", "dgx-h100"), sharding_group=8)
-    assert state_bytes(grouped, columns, local)[2] == pytest.approx(12 * NUM_PARAMETERS / 8)
-    assert gather_s(grouped, columns, local) == collectives.all_gather_s(
+    among 8, reduces among them and then its eighth among the 4 groups."""
+    problem, columns = problem_of("llama3-8b", "dgx-h100"), columns_of(dp=32, zero_stage=1, dp_replicate=4)
+    local = of(columns)
+    assert state_bytes(problem, columns, local)[2] == pytest.approx(12 * NUM_PARAMETERS / 8)
+    assert gather_s(problem, columns, local) == collectives.all_gather_s(
         problem.hardware, 2 * NUM_PARAMETERS, 8, 1
     )
     expected = collectives.reduce_scatter_s(problem.hardware, 4 * NUM_PARAMETERS, 8, 1)
     expected = expected + collectives.all_reduce_s(problem.hardware, 4 * NUM_PARAMETERS / 8, 4, 8)
-    assert reduce_s(grouped, columns, local) == expected
-    whole = with_software(problem, sharding_group=32)
-    assert reduce_s(whole, columns, local) == reduce_s(problem, columns, local)
+    assert reduce_s(problem, columns, local) == expected
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_hybrid_sharding_is_between_replication_and_sharding(stage: int) -> None:
+    """The more groups, the more bytes a rank holds: those of ZeRO s with one group, below those of ZeRO 0 with
+    half as many groups as replicas; the gather gets no slower."""
+    problem, local = problem_of("llama3-8b", "dgx-h100"), of(columns_of(dp=64))
+    groups = [columns_of(dp=64, zero_stage=stage, dp_replicate=n) for n in (1, 2, 8, 32)]
+    held = [float(state_bytes(problem, columns, local).sum()) for columns in groups]
+    whole = float(state_bytes(problem, columns_of(dp=64, zero_stage=0), local).sum())
+    assert held == sorted(held)
+    assert held[0] < held[-1] < whole
+    gathers = [float(gather_s(problem, columns, local)[0]) for columns in groups]
+    assert gathers == sorted(gathers, reverse=True)
+
+
+def test_groups_of_one_replica_reduce_as_zero_0() -> None:
+    """With as many groups as replicas, which no plan has, the reduction is the all-reduce of ZeRO 0."""
+    problem, local = problem_of("llama3-8b", "dgx-h100"), of(columns_of(dp=64))
+    alone, plain = columns_of(dp=64, zero_stage=1, dp_replicate=64), columns_of(dp=64, zero_stage=0)
+    assert reduce_s(problem, alone, local) == reduce_s(problem, plain, local)
+    assert (state_bytes(problem, alone, local) == state_bytes(problem, plain, local)).all()
 
 
 def test_gather_by_hand() -> None:

@@ -93,6 +93,11 @@ def plans(draw: st.DrawFn, model: ModelSpec, num_gpus: int) -> Plan:
     chunks = draw(st.sampled_from(["1f1b", "interleaved", "zb-v"])) if degrees["pp"] > 1 else "1f1b"
     degrees |= {"schedule": chunks, "vpp": 1 if chunks == "1f1b" else 2}
     degrees |= {"zero_stage": draw(st.integers(0, 3)), "rank_order": draw(st.sampled_from(RANK_ORDERS))}
+    layout = Layout(global_batch_size=degrees["dp"], **degrees)
+    if layout.zero_stage:
+        groups = [n for n in range(1, layout.dp + 1) if layout.dp % n == layout.expert_dp % n == 0]
+        legal = [n for n in groups if n == 1 or n < layout.cp * layout.dp]
+        degrees |= {"dp_replicate": draw(st.sampled_from(legal))}
     cut = st.integers(0, model.num_layers)
     cuts = sorted(
         draw(

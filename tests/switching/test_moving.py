@@ -15,7 +15,7 @@ from tests.amounts import few_or_many
 from tests.switching.cases import mixed_model, plans
 
 MODEL = mixed_model()
-RULES = (ShardRules(), ShardRules(sharding_group=2), ShardRules(shards="hetu", padded_vocabulary=False))
+RULES = (ShardRules(), ShardRules(shards="hetu", padded_vocabulary=False))
 
 
 @st.composite

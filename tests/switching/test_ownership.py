@@ -28,29 +28,29 @@ from tests.switching.cases import mixed_model, plan_of, plans
 MODEL = mixed_model()
 
 
-def copies(plan: Plan, tensor: Tensor, what: What, group: int = 0) -> int:
+def copies(plan: Plan, tensor: Tensor, what: What) -> int:
     """How many ranks must hold each element that tensor parallelism divides, on one pipeline rank."""
     layout = plan.layout
     experts = tensor.expert is not None
     divided = layout.ep * layout.etp if experts else layout.tp
     replicas = layout.tp * layout.cp * layout.dp // divided
     sharded = layout.zero_stage >= SHARDED_FROM[what] and (what != "parameters" or tensor.place >= 0)
-    shards = (replicas if group == 0 else np.gcd(replicas, group)) if sharded else 1
+    shards = replicas // layout.dp_replicate if sharded else 1
     whole = tensor.shape.split == "none"
     return int(replicas // shards * ((layout.etp if experts else layout.tp) if whole else 1))
 
 
-@given(plan=plans(MODEL, 8), what=st.sampled_from(WHATS), group=st.sampled_from([0, 2]))
+@given(plan=plans(MODEL, 8), what=st.sampled_from(WHATS))
 @settings(max_examples=40, deadline=None)
-def test_every_element_has_its_copies(plan: Plan, what: What, group: int) -> None:
+def test_every_element_has_its_copies(plan: Plan, what: What) -> None:
     """No element is lost, and none is held more often than replicas without ZeRO say; key and value heads that
     are fewer than tp have more copies."""
-    owner = ownership(MODEL, plan, what, ShardRules(sharding_group=group))
+    owner = ownership(MODEL, plan, what)
     for tensor in {(t.shape, t.place, t.expert): t for t in model_tensors(MODEL)}.values():
         held = np.zeros((tensor.shape.rows, tensor.shape.columns), dtype=np.int64)
         for _, top, bottom, left, right in owner.boxes(tensor).tolist():
             held[top:bottom, left:right] += 1
-        expected = copies(plan, tensor, what, group) * len(owner.stages(tensor))
+        expected = copies(plan, tensor, what) * len(owner.stages(tensor))
         units = tensor.shape.units
         shared = tensor.shape.split != "none" and not tensor.shape.vocabulary and units < plan.layout.tp
         assert (held == expected * (plan.layout.tp // units if shared else 1)).all(), tensor.name

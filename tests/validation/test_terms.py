@@ -71,6 +71,7 @@ CASES: dict[str, tuple[dict[str, Any], set[str]]] = {
         {"model": "mixtral-8x7b", "tp": 4, "etp": 4, "ep": 8, "sequence_parallel": True},
         DENSE | {"experts", "expert_dispatch_across"},
     ),
+    "hybrid sharding": ({"tp": 8, "dp_replicate": 2}, DENSE | {"hybrid_sharding"}),
     "offload": ({"tp": 8, "offload_weights": True, "offload_optimizer": True}, DENSE | {"host_traffic"}),
 }
 

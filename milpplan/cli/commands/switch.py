@@ -19,7 +19,7 @@ from milpplan.reports.answers.switch import switch_blocks, switch_document
 from milpplan.reports.documents.document import read_plan
 from milpplan.reports.files import check_writable
 from milpplan.simulation.states import grad_bytes
-from milpplan.switching.ownership import WHATS, ShardRules
+from milpplan.switching.ownership import WHATS
 from milpplan.switching.planning import plan_switch
 from milpplan.switching.records import SENDERS
 from milpplan.switching.routes import Links
@@ -57,12 +57,11 @@ def switch(
         check_writable(out)
     problem, before, after = _two_plans(source, target)
     whats = WHATS[:1] if problem.inference else WHATS
-    rules = ShardRules(sharding_group=problem.hardware.software.sharding_group)
     with within_range():
         links = Links.of(problem.hardware, before.layout.num_gpus)
         links = links if rates is None else Links(links.gpus_per_domain, *rates)
         each = grad_bytes(problem)
-        found = [plan_switch(problem.model, before, after, links, what, chosen, each, rules) for what in whats]
+        found = [plan_switch(problem.model, before, after, links, what, chosen, each) for what in whats]
     document = switch_document(before, after, found) if as_json or out is not None else ""
     if as_json:
         emit(document)

@@ -308,8 +308,8 @@ def settings_of(plan: Plan, num_nodes: int, sequence_length: int) -> dict[str, A
             f"{F}auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             f"{F}activation_checkpointing": any(stage.recompute.full for stage in plan.virtual_stages),
             f"{F}offload_params": False,
-            f"{P}dp_replicate_size": 1,
-            f"{P}dp_shard_size": layout.dp,
+            f"{P}dp_replicate_size": layout.dp_replicate,
+            f"{P}dp_shard_size": layout.dp // layout.dp_replicate,
             f"{P}cp_size": layout.cp,
             f"{P}tp_size": layout.tp,
         }
@@ -364,6 +364,7 @@ def plan_of(settings: Settings, model: ModelSpec, recomputes: bool) -> Plan:
         "micro_batch_size": micro,
         "global_batch_size": micro * steps * replicas,
         "zero_stage": stage,
+        "dp_replicate": sizes["dp_replicate"] if stage else 1,
         "overlap_grad_reduce": several,
         "overlap_param_gather": stage > 0,
     }
@@ -390,10 +391,6 @@ def _sharded(settings: Settings, processes: int) -> tuple[dict[str, int], int, b
     if sizes["cp"] > 1 and settings.get(f"{P}cp_comm_strategy") != STRATEGY:
         found = settings.get(f"{P}cp_comm_strategy")
         raise _strange(f"{P}cp_comm_strategy", found, f"{STRATEGY}: gathered keys and values are not priced")
-    if sizes["dp_replicate"] > 1:
-        raise _strange(
-            f"{P}dp_replicate_size", sizes["dp_replicate"], "1: shards inside replicas are no plan here"
-        )
     if settings.degree(f"{P}sp_size") != 1:
         raise _strange(f"{P}sp_size", settings.get(f"{P}sp_size"), "1: Ulysses beside FSDP2 is no plan here")
     for name in ("offload_params", "activation_checkpointing_offload"):

@@ -338,7 +338,7 @@ class Accelerate:
         rules = rule_refusals(ACCELERATE, problem, layout)
         refuse(ACCELERATE.name, [*_problem_refusals(problem), *recompute_refusals(plan), *fields, *rules])
         kind = "FSDP" if layout.zero_stage else "DDP"
-        shards = layout.dp if layout.zero_stage else 1
+        shards = layout.dp // layout.dp_replicate if layout.zero_stage else 1
         sizes = {"dp_replicate": layout.dp // shards, "dp_shard": shards, "cp": layout.cp, "tp": layout.tp}
         check_sizes(kind, sizes, layout.num_gpus)
         num_nodes, _, _ = whole_nodes(problem, layout)

@@ -72,7 +72,7 @@ def settings_of(plan: Plan, model: ModelSpec, sequence_length: int) -> dict[str,
     }
     if settings[f"{D}strategy"] == "fsdp2":
         settings |= {
-            f"{D}dp_replicate_size": 1,
+            f"{D}dp_replicate_size": layout.dp_replicate,
             f"{D}tp_size": layout.tp,
             f"{D}cp_size": layout.cp,
             f"{D}pp_size": layout.pp,
@@ -122,9 +122,6 @@ def plan_of(settings: Settings, model: ModelSpec, world: int | None) -> Plan:
         name: 1 if settings.get(f"{D}{name}_size") is None else settings.degree(f"{D}{name}_size")
         for name in ("tp", "cp", "pp", "ep")
     }
-    if settings.get(f"{D}dp_replicate_size") not in (None, 1):
-        found = settings.get(f"{D}dp_replicate_size")
-        raise _strange(f"{D}dp_replicate_size", found, "1: shards inside replicas are no plan here")
     dp = _replicas(settings, size["tp"] * size["cp"] * size["pp"], world)
     local, batch = (
         settings.size("step_scheduler.local_batch_size"),
@@ -133,7 +130,13 @@ def plan_of(settings: Settings, model: ModelSpec, world: int | None) -> Plan:
     several = dp * size["cp"] > 1
     once = size["pp"] == 1 and batch == local * dp
     stage = _zero_stage(settings, size["ep"], size["pp"] > 1, once) if sharded and several else 0
-    for name in ("reshard_after_forward", "defer_fsdp_grad_sync", "moe.reshard_after_forward"):
+    groups = _sharding_groups(settings, model, dp) if sharded else 1
+    for name in (
+        "dp_replicate_size",
+        "reshard_after_forward",
+        "defer_fsdp_grad_sync",
+        "moe.reshard_after_forward",
+    ):
         # These settings have no effect on unsharded replicas.
         settings.get(f"{D}{name}")
     stages, vpp, schedule, micro = _pipeline(settings, model, size["pp"], local)
@@ -150,6 +153,7 @@ def plan_of(settings: Settings, model: ModelSpec, world: int | None) -> Plan:
         "global_batch_size": batch,
         "sequence_parallel": sharded and size["tp"] > 1 and parallel,
         "zero_stage": stage,
+        "dp_replicate": groups,
         "schedule": schedule,
         "overlap_grad_reduce": several and size["pp"] == 1,
         "overlap_param_gather": stage > 1,
@@ -161,6 +165,24 @@ def plan_of(settings: Settings, model: ModelSpec, world: int | None) -> Plan:
         held.append(VirtualStage(layers=(first, first + count), recompute=recompute))
         first += count
     return Plan(layout=layout, virtual_stages=tuple(held))
+
+
+def _sharding_groups(settings: Settings, model: ModelSpec, dp: int) -> int:
+    """Return the number of groups that shard states by themselves.
+
+    Raises:
+        InvalidInputError: AutoModel refuses the number (components/distributed/mesh_utils.py), or shards experts
+            over other groups.
+    """
+    name = f"{D}dp_replicate_size"
+    if settings.get(name) in (None, 1):
+        return 1
+    groups = settings.degree(name)
+    if dp % groups or groups == dp:
+        raise _strange(name, groups, f"a divisor of dp_size {dp} below it")
+    if model.has_experts:
+        raise _strange(name, groups, "1 with experts, whose mesh shards over all replicas")
+    return groups
 
 
 def _zero_stage(settings: Settings, ep: int, pipelined: bool, once: bool) -> int:
@@ -277,6 +299,12 @@ def experts_are_not_split(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]
     return np.asarray((c["tp"] == 1) | (not problem.model.has_experts))
 
 
+def experts_limits(problem: Problem) -> dict[str, Limit]:
+    """Return the limits of models with experts."""
+    why = "its mesh of experts shards over all replicas (components/distributed/mesh_utils.py)"
+    return {"dp_replicate": Limit((1,), why)} if problem.model.has_experts else {}
+
+
 AUTOMODEL = Capability(
     name="NeMo AutoModel",
     versions=("0.7.0",),
@@ -310,6 +338,7 @@ AUTOMODEL = Capability(
             experts_are_not_split, "tensor parallelism of its models with experts leaves the experts whole"
         ),
     },
+    more_limits=experts_limits,
     complete=True,
 )
 
@@ -469,6 +498,9 @@ class AutoModel:
         layout, model = plan.layout, problem.model
         fields = field_refusals(AUTOMODEL, layout, num_replicas=layout.expert_dp if model.has_experts else 1)
         rules = rule_refusals(AUTOMODEL, problem, layout)
+        for name, limit in experts_limits(problem).items():
+            if getattr(layout, name) not in limit.values:
+                rules.append(Refusal(f"{name}={getattr(layout, name)}: {limit.why}", f"{name}={limit.values[0]}"))
         refuse(AUTOMODEL.name, [*automodel_refusals(problem), *recompute_refusals(plan), *fields, *rules])
         settings = settings_of(plan, model, problem.job.sequence_length)
         return config_launch(AUTOMODEL, version, problem, plan, settings, _notes(problem, layout))

@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.launchers.capabilities import (
+    NO_GROUPS,
     NO_STREAMS,
     NO_TILES,
     TRANSFORMERS,
@@ -286,6 +287,7 @@ DEEPSPEED = Capability(
         "pp": Limit((1,), f"{_ONLY_DATA}stages are a PipelineModule of the model's own code (runtime/pipe)"),
         "vpp": Limit((1,), "there is no pipeline in its configuration"),
         "schedule": Limit(("1f1b",), "there is no pipeline in its configuration"),
+        "dp_replicate": NO_GROUPS,
         "tp_overlap": Limit(("none",), NO_TILES),
         "pp_scatter_gather": Limit((False,), "there is no pipeline in its configuration"),
         "offload_weights": Limit((False,), f"{NO_STREAMS} (offload_param)"),

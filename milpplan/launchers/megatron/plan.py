@@ -186,6 +186,12 @@ def _check_expressible(problem: Problem, plan: Plan, version: str) -> None:
             "Expected sequence parallelism: Megatron-LM's absorbed_mla.py refuses such attention without it.",
             "Solve again with --fix sequence_parallel=true.",
         )
+    if layout.dp_replicate > 1 and layout.zero_stage not in MEGATRON.hybrid_stages:
+        raise IllegalPlanError(
+            f"The plan has dp_replicate={layout.dp_replicate} at ZeRO {layout.zero_stage}.",
+            "Expected ZeRO 1: Megatron-FSDP adds up the groups once a step, not in every micro-batch.",
+            "Solve again with --target megatron, or --fix dp_replicate=1.",
+        )
 
 
 def _nodes(problem: Problem, layout: Layout) -> tuple[int, int]:
@@ -263,6 +269,8 @@ def _states(problem: Problem, layout: Layout) -> Pairs:
             "--data-parallel-sharding-strategy": (FSDP[layout.zero_stage],),
             "--ckpt-format": ("fsdp_dtensor",),
         }
+    if layout.dp_replicate > 1:
+        pairs["--num-distributed-optimizer-instances"] = (str(layout.dp_replicate),)
     if layout.overlap_grad_reduce:
         pairs["--overlap-grad-reduce"] = ()
     if layout.overlap_param_gather:
@@ -394,6 +402,7 @@ def _layout(given: Arguments, sizes: Sizes, job: Job) -> Layout:
         "global_batch_size": job.global_batch_size,
         "sequence_parallel": given.given("--sequence-parallel") and sizes.tp > 1,
         "zero_stage": zero,
+        "dp_replicate": _instances(given, sizes.dp, zero),
         "schedule": "interleaved" if vpp > 1 else "1f1b",
         "overlap_grad_reduce": (reduces and replicas) or zero >= 2,
         "overlap_param_gather": (gathers and zero > 0) or zero == 3,
@@ -433,6 +442,22 @@ def _ulysses(given: Arguments, sizes: Sizes) -> int:
             "Use p2p to compare it as such a run.",
         )
     return ranks[kinds.pop()]
+
+
+def _instances(given: Arguments, dp: int, zero: int) -> int:
+    """Return the number of groups that shard the optimizer by themselves.
+
+    Raises:
+        InvalidInputError: a plan does not have these groups.
+    """
+    groups = given.count("--num-distributed-optimizer-instances", 1)
+    if groups > 1 and (zero != 1 or dp % groups or groups == dp):
+        raise InvalidInputError(
+            f"--num-distributed-optimizer-instances is {groups}, with dp={dp} and ZeRO {zero}.",
+            f"Expected a divisor of dp={dp} below it, and --use-distributed-optimizer without Megatron-FSDP.",
+            "Correct it, or leave it out to compare it with one instance.",
+        )
+    return groups
 
 
 def _zero_stage(given: Arguments) -> int:

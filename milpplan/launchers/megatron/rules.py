@@ -382,6 +382,13 @@ def _expert_order(s: Sizes) -> str:
     return "" if replicas == s.dp else f"{replicas} replicas of experts and {s.dp} of the attention"
 
 
+def _instances(s: Sizes) -> str:
+    groups = s.given.count("--num-distributed-optimizer-instances", 1)
+    violation = _divides(groups, s.dp * s.cp, "dp * cp over instances of the optimizer")
+    experts = s.world // (s.etp * s.ep * s.pp)
+    return violation or (_divides(groups, experts, "replicas of experts over instances") if s.experts else "")
+
+
 def _interleaving(s: Sizes) -> str:
     if s.vpp == 1:
         return ""
@@ -510,6 +517,7 @@ RULES: Mapping[str, tuple[str, Check]] = {
             s.given.needed("--micro-batch-size") * s.dp,
             s.given.count("--global-batch-size", s.given.needed("--micro-batch-size") * s.dp),
             "the global batch over micro-batch * dp")),
+    "optimizer_instances_divide": ("P:921-931, P:1447-1449", _instances),
     "interleaving": ("A:1000-1009, S:1160-1180", _interleaving),
     "recompute": ("T:1913-1932, A:1425-1428", _recompute),
     "recompute_modules": ("T:1940-2006", _modules),
@@ -644,6 +652,8 @@ MEGATRON = Capability(
             "(core/transformer/experimental_attention_variant/absorbed_mla.py)",
         )
     },
+    # Megatron-FSDP adds the groups up once a step (core/distributed/fsdp/src/megatron_fsdp/megatron_fsdp.py).
+    hybrid_stages=(1,),
     recompute_counts="block",
     modes=megatron_modes,
     more_limits=megatron_limits,

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers import ConfigLaunch, Imported, ImportRequest, Known, flat, known_settings
 from milpplan.launchers.capabilities import (
+    NO_GROUPS,
     NO_TILES,
     ONE_F_ONE_B,
     WHOLE_NODES,
@@ -390,6 +391,7 @@ NANOTRON = Capability(
         "vpp": Limit((1,), "its pipeline has one stage a rank (models/base.py, build_model)"),
         "schedule": Limit(("1f1b", "gpipe"), "pp_engine is 1f1b or afab"),
         "zero_stage": Limit((0, 1), "zero_stage above 0 is ZeRO 1 (helpers.py:409)"),
+        "dp_replicate": NO_GROUPS,
         "tp_overlap": Limit(("none",), NO_TILES),
         "pp_scatter_gather": Limit((False,), "its pipeline sends whole activations"),
         "offload_weights": Limit((False,), "it keeps nothing on the host"),

@@ -229,12 +229,6 @@ def sharding_of(run: Run) -> Sharding:
             return Sharding(0, False, False, f"{why}, and gradients are reduced after the pipeline has run")
         loss = "" if once else "replicas reduce gradients in every micro-batch, a plan at ZeRO 0 once a step"
         return Sharding(0, True, False, f"{why}, and reduces gradients beside the backward", loss)
-    hybrid = ""
-    if run.replicate > 1:
-        hybrid = (
-            f"states sharded over some of the replicas (HSDP, data_parallel_replicate_degree {run.replicate}) "
-        )
-        hybrid += "are not priced"
     if run.pp > 1:
         why = (
             "fully_shard under a pipeline keeps weights and gradients whole until all micro-batches have run, and "
@@ -244,12 +238,12 @@ def sharding_of(run: Run) -> Sharding:
             "weights that are gathered again for every micro-batch of a pipeline, with whole gradients, are "
         )
         reshards += "no ZeRO stage (fsdp_reshard_after_forward always)"
-        return Sharding(1, False, False, why, hybrid or (reshards if run.reshard == "always" else ""))
+        return Sharding(1, False, False, why, reshards if run.reshard == "always" else "")
     if run.reshard == "never":
         why = "fully_shard without resharding after the forward is ZeRO 2"
         loss = "" if once else "fully_shard gathers weights in every micro-batch, a plan at ZeRO 2 once a step"
-        return Sharding(2, True, True, why, hybrid or loss)
-    return Sharding(3, True, True, "fully_shard gathers weights beside forward and backward: ZeRO 3", hybrid)
+        return Sharding(2, True, True, why, loss)
+    return Sharding(3, True, True, "fully_shard gathers weights beside forward and backward: ZeRO 3")
 
 
 def plan_losses(run: Run) -> list[str]:
@@ -281,6 +275,7 @@ def layout_of_run(run: Run) -> Layout:
         "global_batch_size": run.global_batch_size,
         "sequence_parallel": sequence_parallel,
         "zero_stage": sharding.zero_stage,
+        "dp_replicate": run.replicate if sharding.zero_stage else 1,
         "schedule": schedule if run.pp > 1 else "1f1b",
         "overlap_grad_reduce": sharding.overlap_grad_reduce,
         "overlap_param_gather": sharding.overlap_param_gather,
@@ -322,8 +317,8 @@ def run_of_plan(
         flavor=flavor,
         experts=experts,
         sequence_length=sequence_length,
-        replicate=1 if sharded else layout.dp,
-        shard=layout.dp if sharded else 1,
+        replicate=layout.dp_replicate if sharded else layout.dp,
+        shard=layout.dp // layout.dp_replicate if sharded else 1,
         cp=layout.cp,
         tp=layout.tp,
         pp=layout.pp,

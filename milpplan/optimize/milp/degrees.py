@@ -8,7 +8,7 @@ Variables: d in V_d, [d=v] in {0, 1}, layout_l in {0, 1}. exp_q(v) is the expone
     product_of_degrees       exp_q(tp) + exp_q(cp) + exp_q(pp) + exp_q(dp) = exp_q(num_gpus)     for every q
     batch_is_divided         exp_q(dp) + exp_q(micro_batch_size) + exp_q(num_micro_batches)
                                = exp_q(global_batch_size)                                        for every q
-    expert_grid_divides_ranks, etp_divides_tp
+    expert_grid_divides_ranks, etp_divides_tp, dp_replicate_divides_dp, dp_replicate_divides_expert_replicas
                              exp_q(ep) + exp_q(etp) <= exp_q(tp) + exp_q(cp) + exp_q(dp), ...    for every q
     <rule of a layout>       literals of a combination + sum of the values that break the rule with it
                                <= number of literals of the combination
@@ -43,6 +43,8 @@ from milpplan.optimize.space.layout_space import Rule
 from milpplan.optimize.space.rules import (
     EXECUTION,
     EXECUTION_RULES,
+    HYBRID_RULES,
+    HYBRID_SHARDING_RULES,
     INFERENCE_RULES,
     PIPELINE_SHARDING_RULES,
     cluster_rules,
@@ -68,6 +70,8 @@ PRODUCTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], bool]] = {
     "batch_is_divided": (("dp", "micro_batch_size", "num_micro_batches"), ("global_batch_size",), True),
     "expert_grid_divides_ranks": (("ep", "etp"), ("tp", "cp", "dp"), False),
     "etp_divides_tp": (("etp",), ("tp",), False),
+    "dp_replicate_divides_dp": (("dp_replicate",), ("dp",), False),
+    "dp_replicate_divides_expert_replicas": (("ep", "etp", "dp_replicate"), ("tp", "cp", "dp"), False),
 }
 """Name: (factors, multiple, True if their products are equal, False if the first only divides the second)."""
 
@@ -92,6 +96,8 @@ class Degrees:
             builder.add_row(f"degree_is_its_value[{name}]", [*chosen, degree], [*column.tolist(), -1], 0, 0)
         degrees = Degrees(values, literals)
         for name, (factors, multiple, equal) in PRODUCTS.items():
+            if "dp_replicate" in factors and values["dp_replicate"].tolist() == [1]:
+                continue
             degrees._add_product(builder, name, factors, multiple, equal)
         for name, rule in rules(problem).items():
             degrees._add_rule(problem, builder, name, rule)
@@ -155,6 +161,7 @@ def rules(problem: Problem) -> dict[str, Rule]:
     """Return the rules of ``enumerate_layouts`` that are not products."""
     named_rules = DEGREE_RULES | cluster_rules(problem) | SEQUENCE_RULES | EXECUTION_RULES | stage_rules(problem)
     named_rules |= SHARDING_RULES | INFERENCE_RULES | PIPELINE_SHARDING_RULES
+    named_rules |= HYBRID_RULES | HYBRID_SHARDING_RULES
     if any(kind.mlp.type == "moe" for kind in problem.model.kinds):
         named_rules |= EXPERT_RULES
         # With the pipeline outermost both grids agree for all degrees: no need to try all combinations.

@@ -133,6 +133,7 @@ def fitting_blocks(problem: Problem, space: LayoutSpace) -> BoolArray:
     offloaded: dict[str, Any] = {
         name: constant(True in getattr(declared, name), len(blocks), np.bool_) for name in STATE_OFFLOADS
     }
+    offloaded["dp_replicate"] = constant(1, len(blocks))
     least_bytes = np.full(len(blocks), np.inf)
     for stage in declared.zero_stage:
         sharding = {"zero_stage": constant(stage, len(blocks)), **offloaded}

@@ -53,6 +53,7 @@ SWITCHES: Final = (
     "offload_weights",
     "offload_activations",
     "offload_optimizer",
+    "dp_replicate",
     "rank_order",
     "replica_micro_batches",
 )

@@ -35,6 +35,8 @@ from milpplan.optimize.space.rules import (
     CLUSTER_RULES,
     DOMINANCE,
     EXECUTION_RULES,
+    HYBRID_RULES,
+    HYBRID_SHARDING_RULES,
     INFERENCE_RULES,
     PIPELINE_SHARDING_RULES,
     REPLICA_DEGREE_RULES,
@@ -45,6 +47,7 @@ from milpplan.optimize.space.rules import (
     allowed,
     asked_switches,
     default_switches,
+    hybrid_sharding_rules,
     max_virtual_stages,
     meeting_once,
     node_orders,
@@ -301,9 +304,16 @@ def _switches(
     asked = asked_switches(problem)
     if not asked:
         return columns
+    rules = EXECUTION_RULES | CAPACITY_RULES | DOMINANCE
     for name, values in asked.items():
-        columns = cross(columns, name, values)
-    kept = rule_filter.keep({**columns, **default_switches(columns)}, EXECUTION_RULES | CAPACITY_RULES | DOMINANCE)
+        if name == "dp_replicate":
+            rules |= HYBRID_RULES
+            space = problem.space
+            options = {int(dp): allowed(space.dp_replicate, divisors(int(dp))) for dp in ascending(columns["dp"])}
+            columns = expand(columns, name, options, columns["dp"])
+        else:
+            columns = cross(columns, name, values)
+    kept = rule_filter.keep({**columns, **default_switches(columns)}, rules)
     return {name: column for name, column in kept.items() if name in columns}
 
 
@@ -347,6 +357,8 @@ def _shardings(
     crossed_rules = target_crossed_rules(problem)
     if not space.zero_pipeline and max(space.zero_stage) > 1:
         crossed_rules |= PIPELINE_SHARDING_RULES
+    if "dp_replicate" in asked_switches(problem):
+        crossed_rules |= hybrid_sharding_rules(problem)
     if forbidden:
         crossed_rules["forbidden_by_caller"] = lambda p, c: not_forbidden(c, forbidden)
     if crossed_rules:
@@ -444,7 +456,7 @@ def kept_rules(problem: Problem, columns: LayoutColumns) -> dict[str, BoolArray]
     mapping = {name: getattr(columns, name).astype(np.int64) for name in Layout.model_fields}
     mapping["num_micro_batches"] = columns.num_micro_batches
     rules = DEGREE_RULES | SEQUENCE_RULES | EXECUTION_RULES | CAPACITY_RULES | SHARDING_RULES
-    rules |= stage_rules(problem) | INFERENCE_RULES
+    rules |= stage_rules(problem) | INFERENCE_RULES | HYBRID_RULES | HYBRID_SHARDING_RULES
     rules.pop("layers_split_uniformly")
     rules.pop("one_schedule_without_pipeline")
     rules |= CLUSTER_RULES | CLUSTER_ORDER_RULES if problem.other_hardware else {}

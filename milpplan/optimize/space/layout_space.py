@@ -19,7 +19,7 @@ from milpplan.errors import InvalidInputError
 from milpplan.problem import Layout, Problem
 from milpplan.problem.reading import plain_reason, shown
 from milpplan.simulation import BoolArray, IntArray, LayoutColumns, column_value, unique_rows
-from milpplan.simulation.layout_columns import SWITCHES, constant
+from milpplan.simulation.layout_columns import DEFAULTS, SWITCHES, constant
 
 Columns = dict[str, IntArray]
 Rule = Callable[[Problem, Mapping[str, IntArray]], BoolArray]
@@ -480,9 +480,10 @@ class LayoutSpace:
         parts: dict[str, npt.NDArray[np.generic]] = {
             field.name: getattr(rows, field.name) for field in fields(LayoutColumns)
         }
-        if not rows.any_of("replica_micro_batches"):
-            # Spaces without heterogeneous replicas keep the digest of earlier certificates.
-            del parts["replica_micro_batches"]
+        for name in ("replica_micro_batches", "dp_replicate"):
+            # Spaces without heterogeneous replicas or hybrid sharding keep the digest of earlier certificates.
+            if (parts[name] == column_value(name, DEFAULTS[name])).all():
+                del parts[name]
         if listed:
             parts |= {f"choices.{name}": self.shardings.table[name] for name in sorted(self.shardings.table)}
             replicated = int(self.num_families[self.replicated].sum())

@@ -68,15 +68,21 @@ from milpplan.simulation.network import placement, transfer_s
 if TYPE_CHECKING:
     from milpplan.launchers.capabilities import Capability
 
-EXECUTION = ("tp_overlap", "pp_scatter_gather", "gather_again", "ulysses", *OFFLOADS)
+EXECUTION = ("tp_overlap", "pp_scatter_gather", "gather_again", "ulysses", *OFFLOADS, "dp_replicate")
 NO_TILES, RING, PIPELINED = map(TP_OVERLAPS.index, ("none", "ring", "pipelined"))
 
 
 def switch_values(problem: Problem, name: str) -> Sequence[int | str]:
-    """Return the values of a switch in the space; all numbers that divide the heads where it leaves them open."""
+    """Return the values of a switch in the space.
+
+    Where the space leaves them open: all numbers that divide the heads for ``ulysses``, all numbers up to the GPUs
+    for ``dp_replicate``, of which the rules keep the divisors of dp.
+    """
     values: tuple[int | str, ...] | None = getattr(problem.space, name)
     if values is not None:
         return values
+    if name == "dp_replicate":
+        return range(1, max(problem.job.num_gpus_values) + 1)
     heads = problem.model.common_heads
     return [number for number in range(1, heads + 1) if heads % number == 0]
 
@@ -121,7 +127,8 @@ def _states_fit_the_host(problem: Problem, c: Mapping[str, IntArray]) -> BoolArr
     rows = np.flatnonzero(divides & ((c["offload_weights"] > 0) | (c["offload_optimizer"] > 0)))
     if not len(rows):
         return fits
-    columns = _columns({name: c[name][rows] for name in c}, zero_stage=max(problem.space.zero_stage))
+    sharding = {"zero_stage": max(problem.space.zero_stage), "dp_replicate": 1}
+    columns = _columns({name: c[name][rows] for name in c}, **sharding)
     total = np.zeros(len(rows))
     for kind_index, kind in enumerate(problem.model.kinds):
         sizes = _min_states(problem, kind, columns)
@@ -183,6 +190,20 @@ EXECUTION_RULES: dict[str, Rule] = {
 exchanged by all-to-alls: Transformer Engine at d0067d0d, pytorch/attention/dot_product_attention/
 context_parallel.py, requires that the ranks divide the heads of queries, keys and values, and refuses windows with
 a2a+p2p."""
+
+HYBRID_RULES: dict[str, Rule] = {
+    "dp_replicate_divides_dp": lambda p, c: c["dp"] % c["dp_replicate"] == 0,
+    "dp_replicate_divides_expert_replicas": lambda p, c: (
+        (c["tp"] * c["cp"] * c["dp"]) % (c["ep"] * c["etp"] * c["dp_replicate"]) == 0
+    ),
+    "dp_replicate_leaves_shards": lambda p, c: (c["dp_replicate"] == 1) | (c["dp_replicate"] < c["dp"]),
+}
+"""Rules of hybrid sharding on degrees. Groups of a single replica share nothing, which is ZeRO 0. Source:
+Megatron-LM core/parallel_state.py (``num_distributed_optimizer_instances``); torchtitan parallel_dims.py."""
+
+HYBRID_SHARDING_RULES: dict[str, Rule] = {
+    "dp_replicate_needs_zero": lambda p, c: (c["dp_replicate"] == 1) | (c["zero_stage"] >= 1),
+}
 
 INFERENCE_RULES: dict[str, Rule] = {
     "inference_shards_weights_or_nothing": lambda p, c: (
@@ -393,6 +414,7 @@ REPLICA_RULES: dict[str, Rule] = {
     "different_replicas_hold_all_experts": lambda p, c: (c["tp"] * c["cp"]) % (c["ep"] * c["etp"]) == 0,
     "different_replicas_offload_nothing": lambda p, c: ~offloads(c),
     "different_replicas_are_neighbours": lambda p, c: OUTERMOST[c["rank_order"]],
+    "different_replicas_shard_together": lambda p, c: c.get("dp_replicate", np.int64(1)) == 1,
 }
 REPLICA_SHARDING_RULES: dict[str, Rule] = {
     "different_replicas_meet_once_a_step": lambda p, c: c["zero_stage"] <= 1,
@@ -612,6 +634,16 @@ def target_sharding_rules(problem: Problem) -> dict[str, Rule]:
         f"{problem.space.target}_has_{name}": _one_of(name, limit.values)
         for name, limit in limits.items()
         if name in SHARDING
+    }
+
+
+def hybrid_sharding_rules(problem: Problem) -> dict[str, Rule]:
+    """Return the rules on hybrid sharding together with the ZeRO stage, of all plans and of the launcher."""
+    capability = capability_of(problem)
+    if capability is None:
+        return HYBRID_SHARDING_RULES
+    return HYBRID_SHARDING_RULES | {
+        f"{problem.space.target}_shards_within_groups": capability.shards_within_groups
     }
 
 

@@ -27,7 +27,7 @@ from milpplan.reports.answers.step import (
 )
 from milpplan.reports.blocks import Block, Fact, Paragraph
 from milpplan.reports.documents.document import layouts_document, regret_sentence, tolerance_text
-from milpplan.reports.words.plan_words import scope_text
+from milpplan.reports.words.plan_words import hybrid_text, scope_text
 from milpplan.reports.words.result_words import (
     bar_range_text,
     break_even_table,
@@ -149,6 +149,7 @@ def plan_lines(problem: Problem, plan: Plan, report: StepReport) -> Iterator[Blo
     degrees = {name: getattr(layout, name) for name in ("tp", "cp", "ep", "etp", "pp", "vpp", "dp")}
     typed = [f"{name}={degree}" for name, degree in degrees.items() if degree > 1] or ["one GPU"]
     typed += [f"micro_batch_size={layout.micro_batch_size}", f"zero_stage={layout.zero_stage}"]
+    typed += [f"dp_replicate={layout.dp_replicate}"] if layout.dp_replicate > 1 else []
     typed += [f"schedule={layout.schedule}"] if layout.pp > 1 else []
     if layout.rank_order != Layout.model_fields["rank_order"].default:
         typed.append(f"rank_order={layout.rank_order}")
@@ -182,7 +183,7 @@ def _words(problem: Problem, plan: Plan) -> Iterator[str]:
     length = counted(problem.job.sequence_length, "token")
     each = f"{batches} of {counted(layout.micro_batch_size, 'sequence')} of {length}"
     replicas = f"{counted(layout.dp, 'replica')}, each with {each}" if layout.dp > 1 else f"1 replica with {each}"
-    sharded = f", which shard {SHARDED[layout.zero_stage]} (ZeRO {layout.zero_stage})"
+    sharded = f", which shard {SHARDED[layout.zero_stage]} (ZeRO {layout.zero_stage}){hybrid_text(layout)}"
     yield replicas + (sharded if layout.zero_stage and layout.dp > 1 else "")
     if not problem.inference:
         yield _recomputed(plan, layers)

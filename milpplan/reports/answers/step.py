@@ -13,7 +13,7 @@ from typing import Final
 from milpplan.calibration.error_bars import ErrorBar
 from milpplan.problem import Layout, Plan, Problem, VirtualStage
 from milpplan.reports.blocks import Block, Cell, Fact, Pair, Paragraph, Table
-from milpplan.reports.words.plan_words import cluster_text, node_types_text, replicas_text
+from milpplan.reports.words.plan_words import cluster_text, hybrid_text, node_types_text, replicas_text
 from milpplan.reports.words.result_words import error_bar_text, evidence_text
 from milpplan.simulation import StepReport
 from milpplan.units import counted, gib_text, percent_text, printable, rate_text, seconds_text
@@ -135,7 +135,7 @@ def _layout_lines(layout: Layout) -> Iterator[Block]:
         "of parameter gather": layout.overlap_param_gather,
     }
     chosen = ", ".join(f"{name}: {'yes' if on else 'no'}" for name, on in switches.items())
-    yield Fact("sharding", f"ZeRO {layout.zero_stage}; {chosen}")
+    yield Fact("sharding", f"ZeRO {layout.zero_stage}{hybrid_text(layout)}; {chosen}")
     further = list(execution_words(layout))
     if further:
         yield Fact("execution", "; ".join(further))

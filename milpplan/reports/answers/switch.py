@@ -40,7 +40,9 @@ def switch_blocks(source: Plan, target: Plan, switches: Sequence[SwitchPlan]) ->
 def _degrees(layout: Layout) -> str:
     names = ("tp", "cp", "ep", "etp", "pp", "dp", "vpp")
     shown = [f"{name}={getattr(layout, name)}" for name in names if getattr(layout, name) > 1]
-    return " ".join([*shown, f"zero={layout.zero_stage}"])
+    shown += [f"zero={layout.zero_stage}"]
+    shown += [f"dp_replicate={layout.dp_replicate}"] if layout.dp_replicate > 1 else []
+    return " ".join(shown)
 
 
 def _moved(switches: Sequence[SwitchPlan]) -> Table:

@@ -175,7 +175,7 @@ def _splits(problem: Problem, plan: Plan) -> Iterator[str]:
     number = " or ".join(f"{each:,}" for each in layout.replica_micro_batches or (layout.num_micro_batches,))
     share = f"{counted(number, 'micro-batch', 'micro-batches')} of {counted(layout.micro_batch_size, 'sequence')}"
     if layout.dp > 1:
-        holds = "" if problem.inference else f"; {ZERO[layout.zero_stage]}"
+        holds = "" if problem.inference else f"; {ZERO[layout.zero_stage]}{hybrid_text(layout)}"
         yield (
             f"There are {layout.dp} replicas of all this, each with its own part of the batch: {share} "
             f"(data parallel, dp={layout.dp}){holds}."
@@ -245,15 +245,22 @@ def layout_text(plan: Plan) -> str:
     names = ("tp", "cp", "ulysses", "ep", "etp", "pp", "vpp", "dp")
     degrees = [f"{name} {getattr(layout, name)}" for name in names if getattr(layout, name) > 1]
     degrees.append(f"micro-batch {layout.micro_batch_size}")
-    degrees.append(f"ZeRO {layout.zero_stage}")
+    degrees.append(f"ZeRO {layout.zero_stage}{hybrid_text(layout)}")
     return ", ".join(degrees)
+
+
+def hybrid_text(layout: Layout) -> str:
+    """Name the groups of hybrid sharding, with a space before; empty where there is one group."""
+    if layout.dp_replicate == 1:
+        return ""
+    return f" within {layout.dp_replicate} groups of {layout.num_shards} (hybrid sharding)"
 
 
 DEGREES: Final = (
     *("num_gpus", "global_batch_size", "tp", "cp", "ep", "etp", "pp", "vpp", "dp", "micro_batch_size"),
     *("zero_stage", "schedule", "sequence_parallel", "overlap_grad_reduce", "overlap_param_gather"),
     *("tp_overlap", "pp_scatter_gather", "gather_again", "ulysses", "offload_weights"),
-    *("offload_activations", "offload_optimizer", "rank_order", "node_order"),
+    *("offload_activations", "offload_optimizer", "dp_replicate", "rank_order", "node_order"),
 )
 
 

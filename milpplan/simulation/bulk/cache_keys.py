@@ -11,10 +11,10 @@ LAYER_KEYS = (
     *("tp", "cp", "ep", "etp", "micro_batch_size", "sequence_parallel", "tp_overlap", "gather_again"),
     *("ulysses", "split_backward"),
 )
-STATE_KEYS = ("tp", "cp", "ep", "etp", "dp", "zero_stage")
+STATE_KEYS = ("tp", "cp", "ep", "etp", "dp", "zero_stage", "dp_replicate")
 OFFLOADS = ("offload_weights", "offload_activations", "offload_optimizer")
 COST_KEYS = (
-    *("tp", "cp", "ep", "etp", "dp", "pp", "zero_stage", "micro_batch_size", "sequence_parallel"),
+    *(*STATE_KEYS, "pp", "micro_batch_size", "sequence_parallel"),
     *("tp_overlap", "pp_scatter_gather", "gather_again", "ulysses", *OFFLOADS, "backward_form", "ends_meet"),
 )
 """Fields of a layout that its constants depend on; the other fields only combine the constants. If some layouts

@@ -54,7 +54,6 @@ from milpplan.validation.runs.models import model_of
 from milpplan.validation.runs.records import Measured, Run, UnstatedError
 from milpplan.validation.runs.variants import stack_hardware
 
-MAX_GROUP: Final = 1_048_576
 MAX_DISPATCH: Final = 50.0
 """Maximum ``dispatch_efficiency`` of a description."""
 
@@ -73,10 +72,6 @@ def with_software(
     fields: dict[str, float] = {
         name: value for word, values in framework.kernels if word in kernel for name, value in values
     }
-    group = run.parallel.noted("zero1_group")
-    if isinstance(group, int) and 0 < group <= MAX_GROUP:
-        fields |= {"sharding_group": group}
-        notes.append(f"ZeRO within groups of {group} replicas")
     if _hides_dispatch(run):
         share = hardware.scale_up.processor_fraction
         fields |= {"dispatch_efficiency": min(1 / share, MAX_DISPATCH) if share else MAX_DISPATCH}
@@ -358,6 +353,7 @@ def _layout(run: Run, framework: Framework, model: ModelSpec, degrees: dict[str,
         notes.append(f"sharding in a pipeline priced as ZeRO {zero}: gathered and reduced once a step")
     replicated = dp * degrees["cp"] > 1
     zero = zero if replicated else 0
+    groups = _sharding_groups(run, dp * degrees["cp"], notes) if zero else 1
     reduce = replicated and (framework.overlap_grad_reduce or zero >= 2)
     gather = reduce and zero >= 1 and (framework.overlap_param_gather or zero == 3)
     if replicated:
@@ -373,11 +369,21 @@ def _layout(run: Run, framework: Framework, model: ModelSpec, degrees: dict[str,
         global_batch_size=batch,
         sequence_parallel=sequence_parallel,
         zero_stage=zero,
+        dp_replicate=groups,
         schedule=_schedule(run, degrees["pp"], vpp, notes),
         overlap_grad_reduce=reduce,
         overlap_param_gather=gather,
         ulysses=degrees["cp"] if parallel.noted("cp_comm_type") == "a2a" else 1,
     )
+
+
+def _sharding_groups(run: Run, replicas: int, notes: list[str]) -> int:
+    """Return the number of groups that shard states by themselves (InternEvo's size of zero1)."""
+    size = run.parallel.noted("zero1_group")
+    if not isinstance(size, int) or size < 2 or replicas % size:
+        return 1
+    notes.append(f"ZeRO within groups of {size} replicas")
+    return replicas // size
 
 
 def _schedule(run: Run, pp: int, vpp: int, notes: list[str]) -> Schedule:
