@@ -3,9 +3,8 @@
 A program over the numbers of replicas (``HeterogeneousBound``) gives the maximum work that steps a gap below the
 best one can do. If that is less than all sequences, no such step exists, and the search is done. Else its replicas
 are packed, and their bounds are sharpened near what they hold: for strategies of one stage by prices of
-micro-batches (``sequence_duals``), for pipelines by work bounds first, then by classes of replicas and whole
-contents (``count_program``). Linear relaxations show which strategies matter before the more expensive integer
-programs run.
+micro-batches (``sequence_duals``), for pipelines by work bounds. Linear relaxations show which strategies matter
+before the more expensive integer programs run.
 """
 
 from __future__ import annotations
@@ -20,14 +19,12 @@ import numpy as np
 from milpplan.lengths import Packed, StrategyTables, cutoff_ns
 from milpplan.lengths.heterogeneous.count_program import (
     HeterogeneousStep,
-    LongestSequenceClass,
     ReplicaClass,
     Shared,
     UsedKind,
     have_places,
     heterogeneous_members,
     heterogeneous_turns,
-    longest_sequence_classes,
     replica_gpus,
     solved,
 )
@@ -259,8 +256,6 @@ class HeterogeneousBound:
         return solved(self.pool, used, (backend, seconds), whole, needed)
 
 
-# Seconds per call for whole contents of a class's micro-batches.
-_FILL_S = 0.3
 # Share of all GPUs below which replicas of a class are ignored.
 _FEW = 0.02
 # Assumed relative growth of the step's time per missing share of the work.
@@ -313,8 +308,6 @@ class HeterogeneousSearch:
             for replica_class in self.bound.classes
         ]
         self.bound_ns = min(longest_ns, default=np.inf)
-        # By member and first length index.
-        self.classes: dict[tuple[int, int], LongestSequenceClass] = {}
         # Prices and exclusions hold for steps below the first time; the second one is the time of the shortest
         # steps that were left.
         self.limit_ns = self.level_ns = np.inf
@@ -344,7 +337,7 @@ class HeterogeneousSearch:
             if self.linear:
                 self.linear = self._know(shared)
                 continue
-            has_news = self._raise(shared, target_ns, deadline)
+            has_news = self._raise(shared, deadline)
             self.linear = self._know(shared)
             proved = time.perf_counter()
             self.proved_s += proved - now
@@ -470,41 +463,14 @@ class HeterogeneousSearch:
         self.step = self.packer.polish(step)
         return self.step is not step
 
-    def _raise(self, shared: Shared, step_ns: float, deadline: float) -> bool:
-        """Sharpen the bounds of a solution's classes near what each of them holds; return whether there was
-        anything."""
+    def _raise(self, shared: Shared, deadline: float) -> bool:
+        """Add prices of a solution's strategies of one stage near what each holds; return whether there were
+        any."""
         has_news = False
         for replica_class, number, held in self._important(shared):
             if time.perf_counter() > deadline:
                 break
-            if self.pool.num_stages(replica_class.member) > 1:
-                end = min(deadline, time.perf_counter() + _FILL_S)
-                has_news = self._fill(replica_class, held, step_ns - replica_class.fixed_cost_ns, end) or has_news
-            elif len(replica_class.prices) < _PRICES:
+            if self.pool.num_stages(replica_class.member) == 1 and len(replica_class.prices) < _PRICES:
                 self._price(replica_class, number * held + _ALL * self.pool.load.counts)
                 has_news = True
         return has_news
-
-    def _fill(self, replica_class: ReplicaClass, held: FloatArray, time_ns: float, deadline: float) -> bool:
-        """Sharpen the bound of a pipeline whose replicas hold so much within a time: divide them into classes,
-        then refine these."""
-        if replica_class.longest_range is None:
-            classes = longest_sequence_classes(self.pool, replica_class.member, time_ns, held)
-            replica_classes = [
-                replace(
-                    replica_class,
-                    longest_range=(longest_class.first, longest_class.end),
-                    capacity_rows=longest_class.capacity_rows,
-                )
-                for longest_class in classes
-            ]
-            self.classes |= {
-                (replica_class.member, longest_class.first): longest_class for longest_class in classes
-            }
-            self._replace(replica_class, replica_classes)
-            return True
-        longest_class = self.classes[replica_class.member, replica_class.longest_range[0]]
-        is_sharper = longest_class.sharpen(time_ns, held, deadline)
-        if is_sharper:
-            self._replace(replica_class, [replace(replica_class, capacity_rows=longest_class.capacity_rows)])
-        return is_sharper
