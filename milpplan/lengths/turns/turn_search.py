@@ -9,14 +9,12 @@ bound is always next, as it determines the bound of the step.
     that are in many sets get the bounds of 5 and 6, once for all sets.
  3. *Pricing of switches*: the cheapest order with a lower bound of its switches; after 5, with the switches
     themselves.
- 4. *Opening* as in 8, if the bound rests on pipelines that hold next to nothing.
+ 4. *Opening* as in 7, if the bound rests on pipelines that hold next to nothing.
  5. *Narrow intervals* of the pipelines' work, with the capacity of their micro-batches. The first set that gets
     here is packed as its linear programs divide the sequences.
  6. *Longest sequence*: pipelines branch on whether they hold the longest sequence of all, and on what that adds to
     their time.
- 7. *Whole sequences* near the work on which the bound rests (``configuration_bound``), before all groups branch on
-    classes of their longest sequence.
- 8. *Opening*: ``tabled.search.solve_set`` on the tables of the set, with bounds that are tight where its linear
+ 7. *Opening*: ``tabled.search.solve_set`` on the tables of the set, with bounds that are tight where its linear
     programs divide the sequences. The answer is packed and timed exactly. Some sets without pipelines are opened
     first, to find a short step early.
 
@@ -109,8 +107,6 @@ _FIRST_OPENED, _FIRST_SHARE = 6, 0.15
 # Number of steps whose groups are packed with more effort, and the relative loss against the bound from which a
 # group is.
 _MOST_POLISHED, _LOSS = 2, 0.002
-# Seconds of one call for whole sequences of a pipeline.
-_FILL_S = 0.7
 # Seconds for packing the first set with pipelines.
 _PLACE_S = 1.0
 
@@ -228,8 +224,6 @@ class TurnSearch:
             self._pack_first,
             self._longest,
             self._own_memory,
-            self._sharpen,
-            self._classify,
             self._open,
         ]
         return Node(screened.bound_ns, number, screened, bounding_steps=bounding_steps)
@@ -367,27 +361,9 @@ class TurnSearch:
         pipelines, whose programs are expensive."""
         self._branch(node, ["longest" for _ in node.screened.strategies])
 
-    def _classify(self, node: Node) -> None:
-        """Bound the set by narrow intervals and the class of every group's longest sequence."""
-        self._branch(node, ["all" for _ in node.screened.strategies])
-
     def _branch(self, node: Node, levels: Sequence[Kind]) -> None:
         """Bound the set by bounds of these levels of its pipelines."""
         self.bounds.branch(node, levels, self.target_ns)
-
-    def _sharpen(self, node: Node) -> None:
-        """Sharpen the pipelines' bounds by whole sequences near the work on which the set's bound rests, until it
-        stalls."""
-        previous_ns, is_sharper = node.bound_ns, False
-        for index, interval in node.worst_intervals.items():
-            is_sharper = (
-                self.bounds.interval_bounds.sharpen_interval(index, interval, self._end_after(_FILL_S))
-                or is_sharper
-            )
-        if is_sharper:
-            self._longest(node)
-            if node.bound_ns > previous_ns and node.bound_ns < self.target_ns:
-                node.bounding_steps.insert(0, self._sharpen)
 
     def _open(self, node: Node) -> None:
         """Search the tables of the set and time the answer exactly."""
