@@ -29,6 +29,7 @@ from milpplan.lengths.candidates import quantum_problem
 from milpplan.lengths.cost_tables import Load
 from milpplan.lengths.heterogeneous.count_program import HeterogeneousStep, heterogeneous_groups
 from milpplan.lengths.heterogeneous.search import BestHeterogeneousStep, HeterogeneousSearch
+from milpplan.lengths.parameters import PARAMETERS
 from milpplan.lengths.records import PACKED, BaselineStep, LengthGroup, LengthsResult, SequenceRules, StaticStep
 from milpplan.lengths.sequences import check_rules, check_search, check_step
 from milpplan.lengths.side_by_side.team_search import VISITS, BestTeams, TeamSearch, team_groups
@@ -41,25 +42,6 @@ from milpplan.lengths.turns.turn_search import TurnSearch
 from milpplan.lengths.workload import Workload
 from milpplan.problem import Problem
 from milpplan.units import NS_PER_S
-
-# Shares of the time limit: for single strategies if other searches follow, if none follow, and at the end; for
-# degrees side by side; extra time for the baselines' programs.
-_STATIC_SHARE, _ALONE_SHARE, _LAST_SHARE = 0.3, 0.65, 0.25
-_TEAMS_SHARE = 0.1
-# Share of the time limit for heterogeneous replicas.
-_UNLIKE_SHARE = 0.5
-# Factor on the visits of a later search of degrees side by side if that part has the lowest bound, and its time
-# slice in seconds.
-_TIMES_VISITS, _TEAMS_S = 4, 1.0
-# Share for packing pipelines before the sets while a second process proves: a short step prunes many sets.
-_PACK_SHARE = 0.2
-_BASELINES_SHARE = 1 / 3
-# Seconds for pipelines here while the second process works on them, too; the shortest time limit with a second
-# process; seconds of sleep if this process has nothing to do.
-_FIRST_S, _WORTH_S, _WAIT_S = 2.0, 5.0, 0.05
-# Time slice, in seconds, after which the search alternates between sets and single strategies, and the ratio of
-# their bounds that triggers it.
-_TURN_S, _FURTHER = 0.5, 1.0005
 
 
 def solve_lengths(
@@ -120,7 +102,9 @@ def solve_lengths(
         search.end()
     compared: tuple[BaselineStep, ...] = ()
     if baselines and not interrupted:
-        compared = baseline_steps(tables, search.sets.switches, _BASELINES_SHARE * time_limit_s, backend, hotspa)
+        compared = baseline_steps(
+            tables, search.sets.switches, PARAMETERS.baselines_share * time_limit_s, backend, hotspa
+        )
     return _result(search, compared, started, interrupted)
 
 
@@ -173,35 +157,41 @@ class _Search:
         self._take(singles.best)
         below_ns = float("inf") if singles.best is None else singles.best.time_ns
         in_turn = self.max_strategies > 1
-        if in_turn and can_help(workers) and time_limit_s >= _WORTH_S and singles.open_pipelines:
+        if in_turn and can_help(workers) and time_limit_s >= PARAMETERS.process_limit_s and singles.open_pipelines:
             self.single_process = SingleStrategyProcess(singles, below_ns, deadline)
             # The shorter the incumbent, the more the other searches can prune.
-            below_ns = self._run_singles(below_ns, _FIRST_S)
+            below_ns = self._run_singles(below_ns, PARAMETERS.first_singles_s)
             self._poll()
         if self.team_search is not None:
-            teams_end = time.perf_counter() + _TEAMS_SHARE * time_limit_s
+            teams_end = time.perf_counter() + PARAMETERS.teams_share * time_limit_s
             self.teams = self.team_search.run(below_ns, teams_end)
             self._take(self.teams.step)
             if self.teams.step is not None:
                 below_ns = min(below_ns, self.teams.step.time_ns)
         if self.heterogeneous_search is not None:
             self._poll()
-            below_ns = self._run_heterogeneous(below_ns, time.perf_counter() + _UNLIKE_SHARE * time_limit_s)
+            below_ns = self._run_heterogeneous(
+                below_ns, time.perf_counter() + PARAMETERS.heterogeneous_share * time_limit_s
+            )
         if self.single_process is None:
-            self._run_singles(below_ns, (_STATIC_SHARE if in_turn else _ALONE_SHARE) * time_limit_s)
+            self._run_singles(
+                below_ns, (PARAMETERS.singles_share if in_turn else PARAMETERS.singles_alone_share) * time_limit_s
+            )
         # While single strategies are open, sets cannot close the gap, but better packings can.
         singles_open = singles.bound_ns < self.sets.target_ns
         if self.single_process is not None and not singles_open:
             self.single_process.close()
-        pack_end = time.perf_counter() + _PACK_SHARE * time_limit_s
+        pack_end = time.perf_counter() + PARAMETERS.pack_share * time_limit_s
         while singles_open and self._single_is_best and time.perf_counter() < pack_end:
             if not (self._poll() and self._pack(deadline)):
                 break
-        sets_end = deadline - (_LAST_SHARE * time_limit_s if singles_open and self.single_process is None else 0.0)
+        sets_end = deadline - (
+            PARAMETERS.last_share * time_limit_s if singles_open and self.single_process is None else 0.0
+        )
         self.sets.run(self.max_strategies, sets_end, self._poll, self._pause_bound())
         while self._poll(few=True) and self.bound_ns < self.sets.target_ns:
             if not self._work_beside_proof(deadline):
-                time.sleep(_WAIT_S)
+                time.sleep(PARAMETERS.wait_s)
             self.sets.tighten(self._poll, self._pause_bound())
         if self.single_process is not None:
             self.sets.tighten(self._poll)
@@ -228,7 +218,7 @@ class _Search:
         if search is None or not is_lowest or time.perf_counter() > end:
             return False
         visits_before = search.num_visits
-        self.teams = search.run(self.sets.best.time_ns, end, _TIMES_VISITS * VISITS)
+        self.teams = search.run(self.sets.best.time_ns, end, PARAMETERS.later_visits * VISITS)
         self._take(self.teams.step)
         return search.num_visits > visits_before
 
@@ -268,7 +258,7 @@ class _Search:
 
         After a time slice that is slightly above the bound of the other searches that are still running.
         """
-        end = time.perf_counter() + _TURN_S
+        end = time.perf_counter() + PARAMETERS.pause_s
 
         def pause_ns() -> float:
             if time.perf_counter() < end:
@@ -276,7 +266,7 @@ class _Search:
             proving = self.single_process is not None and self.single_process.process is not None
             others_ns = [float(self.singles.bound_ns)] if proving else []
             others_ns += [self.heterogeneous.bound_ns] if self.heterogeneous is not None else []
-            return min(others_ns, default=np.inf) * _FURTHER
+            return min(others_ns, default=np.inf) * PARAMETERS.pause_ratio
 
         return pause_ns
 
@@ -287,7 +277,7 @@ class _Search:
         proofs and better packings of the best strategy.
         """
         statics = self.singles
-        end = min(deadline, time.perf_counter() + _TEAMS_S)
+        end = min(deadline, time.perf_counter() + PARAMETERS.resume_s)
         if self._resume_heterogeneous(end) or self._resume_teams(end) or self._pack(deadline):
             return True
         began = time.perf_counter()

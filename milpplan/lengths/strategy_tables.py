@@ -327,11 +327,11 @@ class StrategyTables:
         ):
             del self.adopted_work_bounds[member]
 
-    def work_bound_by_class(self, member: int, *, only_longest: bool = False) -> PipelineWorkBound:
-        """Return ``fine_work_bound`` with groups divided into classes by their longest sequence."""
+    def work_bound_by_longest(self, member: int) -> PipelineWorkBound:
+        """Return ``fine_work_bound`` with groups divided by whether they hold the longest sequence of all."""
         capacity = self.max_quanta(member, shared_memory=True)
         fitting = int((self.load.lengths <= capacity * self.load.token_quantum).sum())
-        return self.fine_work_bound(member).with_classes(fitting, only_longest=only_longest)
+        return self.fine_work_bound(member).divided_by_longest(fitting)
 
     def fine_work_bound(self, member: int) -> PipelineWorkBound:
         """Return the shared-memory ``work_bound``, refined to be tight for parts of the work, too."""

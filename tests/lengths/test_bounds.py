@@ -382,7 +382,7 @@ def test_linear_bounds_hold_for_parts_of_the_workload() -> None:
             # A third of the pipelines is enough: each asks for some programs.
             continue
         plain = found.linear_bounds(member, shared_memory=True)
-        long = found.work_bound_by_class(member) if layout.pp > 1 else None
+        long = found.work_bound_by_longest(member) if layout.pp > 1 else None
         for _ in range(3):
             rows = random_micro_batches(
                 found, one.shared_memory_quanta, random, layout.dp * int(random.integers(1, 5))

@@ -66,8 +66,9 @@ class Strategies:
         """Groups that hold between two shares of the workload: none of them takes less than the least of all."""
         every = (np.array(held, dtype=float) for held in itertools.product((0, 1), repeat=NUMBER))
         times = [self.group(one, held) for held in every if low <= float(MEASURE @ held) <= high]
-        more = LinearBounds(np.zeros((1, NUMBER)), np.array([min(times)]))
-        return one, self.bounds[one].with_bounds(more), (low, high)
+        bounds = self.bounds[one]
+        shares = np.concatenate([bounds.shares, np.where(np.isfinite(bounds.shares[:1]), 0.0, np.inf)])
+        return one, LinearBounds(shares, np.append(bounds.constants, min(times))), (low, high)
 
 
 def few(seed: int) -> Iterator[tuple[Strategies, tuple[int, ...]]]:

@@ -247,7 +247,7 @@ def test_a_step_with_two_processes_is_proved_as_with_one(monkeypatch: pytest.Mon
                 self.process.process.kill()
 
     monkeypatch.setattr(solving, "SingleStrategyProcess", Counted)
-    monkeypatch.setattr(solving, "_WORTH_S", 0.0)
+    monkeypatch.setattr(solving, "PARAMETERS", replace(solving.PARAMETERS, process_limit_s=0.0))
     monkeypatch.setattr(SingleStrategySearch, "open_pipelines", True)
     monkeypatch.setattr(static_process, "usable_cpus", lambda: 2)
     found = solved(2)

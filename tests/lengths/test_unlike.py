@@ -30,7 +30,6 @@ from milpplan.lengths.heterogeneous.count_program import (
     close,
     have_places,
     heterogeneous_members,
-    longest_sequence_classes,
     replica_gpus,
     undominated,
     whole_shares,
@@ -167,29 +166,16 @@ def searched(found: StrategyTables, seconds: float = 3.0) -> HeterogeneousSearch
 
 
 def learned(found: StrategyTables) -> HeterogeneousBound:
-    """Everything that may be learned of every kind, for replicas that hold an even share within about its time."""
+    """Everything that may be learned of every kind: prices of strategies of one stage, work of pipelines."""
     bound, kinds = HeterogeneousBound.of(found, "highs"), []
-    for number, kind in enumerate(bound.classes):
-        if number % 2 and found.num_stages(kind.member) > 1:
-            # Time is short: nothing more is known of every other pipeline.
-            kinds.append(kind)
-            continue
+    for kind in bound.classes:
         fits = kind.can_hold(1e15)
-        held = np.where(fits, found.load.counts / (kind.max_replicas + 1.0), 0.0)
         if found.num_stages(kind.member) == 1:
             prices = replica_prices(found, kind.member, np.where(fits, found.load.counts, 0.0), 1e15, math.inf)
             kinds.append(replace(kind, prices=(prices,)))
             continue
-        time_ns = found.best_own_memory_bound(kind.member).at(
-            float(found.best_own_memory_bound(kind.member).sequence_loads @ held) * (kind.max_replicas + 1.0)
-        )
-        classes = longest_sequence_classes(found, kind.member, time_ns, held)
-        assert [one.end for one in classes[:-1]] == [one.first for one in classes[1:]]
-        for one in classes:
-            end = time.perf_counter() + 0.15
-            while time.perf_counter() < end and one.sharpen(1.02 * time_ns, held, end):
-                pass
-            kinds.append(replace(kind, longest_range=(one.first, one.end), capacity_rows=one.capacity_rows))
+        found.best_own_memory_bound(kind.member)
+        kinds.append(kind)
     return HeterogeneousBound(found, "highs", kinds)
 
 
@@ -208,12 +194,7 @@ def test_no_step_breaks_what_is_learned(make: Callable[[], StrategyTables]) -> N
             kinds = [kind for kind in bound.classes if kind.member == member]
             for replica in packed.replicas:
                 held = replica.sum(axis=0)
-                top = int(np.flatnonzero(held)[-1]) if held.any() else 0
-                (kind,) = [
-                    of
-                    for of in kinds
-                    if of.longest_range is None or of.longest_range[0] <= top < of.longest_range[1]
-                ]
+                (kind,) = kinds
                 time_ns = one.time_ns - kind.fixed_cost_ns
                 assert kind.can_hold(time_ns)[held > 0].all()
                 assert (kind.rows(time_ns) @ held).max() <= 1.0 + 1e-9

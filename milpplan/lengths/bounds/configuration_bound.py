@@ -306,11 +306,6 @@ class ConfigurationBound:
         self.divided = False
         self.best_work_bound = work_bound
 
-    @staticmethod
-    def for_load(work_bound: PipelineWorkBound, pricing: MicroBatchPricing, load: float) -> ConfigurationBound:
-        """Return the bound for groups with about ``load`` of the work."""
-        return ConfigurationBound(replace(work_bound, bounds=(work_bound.bound_near(load),), classes=()), pricing)
-
     @property
     def bound(self) -> LoadBound:
         """Bound of a replica by its work."""
@@ -353,20 +348,6 @@ class ConfigurationBound:
         sequence_loads = self.duals.sequence_loads / self.work_bound.num_replicas
         bound = replace(self.work_bound, bounds=bounds, classes=tuple(classes), sequence_loads=sequence_loads)
         return max(bound, self.best_work_bound, key=lambda bound: bound.workload_bound_ns)
-
-    def sharpen(self, load: float, rise: float, deadline: float) -> None:
-        """Refine the loosest window until the bound at ``load`` has risen by the share ``rise``, or the
-        ``deadline``."""
-        time_ns = self.bound.at(load) * (1.0 + rise)
-        self.branch_on_large(time_ns, load)
-        while time.perf_counter() < deadline:
-            tree, node = self._loosest(time_ns, self.ordinary)
-            if node.max_load(time_ns) <= load:
-                return
-            if node.done:
-                self.done = True
-                return
-            self.duals.refine(tree, node, time_ns, load)
 
     def run(self, time_ns: float, deadline: float) -> None:
         """Refine the loosest windows until no step fits within a replica's ``time_ns``, nothing more can be

@@ -45,7 +45,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 
@@ -149,12 +148,10 @@ DEEP = 8
 _STEP, _DEEP_STEP = 0.01, 0.04
 # Shares, programs and resolution of refined bounds.
 _FINER, _DEEP_FINER = ((0.6, 0.25), 28, 0.005), ((0.5, 0.25), 12, _DEEP_STEP)
-# Shares of the longest fitting sequence's work at which classes of the longest sequence begin.
-_CLASSES = (0.1, 0.2, 0.4, 0.7)
-# Shares of the whole work, or multiples of the sequence, at which the bounds of classes are tight, and programs
-# for each. The class of the longest sequence of all gets more, as a group with it holds little else.
-_CLASS_SHARES, _LONGEST_SHARES, _CLASS_LEAST = (SHARED_MEMORY_SHARE,), (0.7, 0.4), 1.2
-_CLASS_EFFORT, _LONGEST_EFFORT, _LENGTHENED_EFFORT, _STAGES_EFFORT = 24, 48, 60, 160
+# Shares of the whole work, or multiples of the sequence, at which bounds of groups with the longest sequence are
+# tight, and programs for each.
+_LONGEST_SHARES, _CLASS_LEAST = (0.7, 0.4), 1.2
+_LONGEST_EFFORT, _LENGTHENED_EFFORT, _STAGES_EFFORT = 48, 60, 160
 # Divisors of an even micro-batch's load at which lines of pipelines are highest.
 _EVEN = (1.0, 3.0, 12.0)
 # Reduction of the number of programs while these lines are compared.
@@ -287,25 +284,18 @@ class PipelineWorkBound:
         load = max(load, _CLASS_LEAST * min_load)
         return long_bound(self.stages, self.num_stages, self.bound_near(load), min_load, load, cutoff_ns, effort)
 
-    def with_classes(self, fitting: int, *, only_longest: bool = False) -> PipelineWorkBound:
-        """Return the bound with groups divided by their longest sequence among the first ``fitting`` lengths, or
-        only by whether that is the longest of all."""
-        stage_ns, num_lengths = self.stages.last[:fitting], len(self.sequence_loads)
-        class_starts = () if only_longest else _CLASSES
-        ends = [int(np.searchsorted(stage_ns, part * stage_ns[-1])) for part in class_starts]
-        ends += [fitting - 1] if fitting == num_lengths else []
-        edges = sorted({0, *(end for end in ends if end > 0), fitting})
-        classes = [LengthClass(0, edges[1])]
-        for first, end in pairwise(edges[1:]):
-            is_longest = first == num_lengths - 1
-            shares, effort = (_LONGEST_SHARES, _LONGEST_EFFORT) if is_longest else (_CLASS_SHARES, _CLASS_EFFORT)
-            # The effort of a program grows with the stages.
-            effort = min(effort, _STAGES_EFFORT // self.num_stages)
-            long_bounds = tuple(
-                self.around_long_sequence(first, share * self.total_load, effort) for share in shares
-            )
-            classes.append(LengthClass(first, end, long_bounds))
-        return replace(self, classes=tuple(classes))
+    def divided_by_longest(self, fitting: int) -> PipelineWorkBound:
+        """Return the bound with groups of the first ``fitting`` lengths divided by whether they hold the longest
+        sequence of all."""
+        last = len(self.sequence_loads) - 1
+        if fitting <= last or last == 0:
+            return replace(self, classes=(LengthClass(0, fitting),))
+        # The effort of a program grows with the stages.
+        effort = min(_LONGEST_EFFORT, _STAGES_EFFORT // self.num_stages)
+        long_bounds = tuple(
+            self.around_long_sequence(last, share * self.total_load, effort) for share in _LONGEST_SHARES
+        )
+        return replace(self, classes=(LengthClass(0, last), LengthClass(last, fitting, long_bounds)))
 
     @property
     def workload_bound_ns(self) -> float:

@@ -3,9 +3,8 @@
 A program over the numbers of replicas (``HeterogeneousBound``) gives the maximum work that steps a gap below the
 best one can do. If that is less than all sequences, no such step exists, and the search is done. Else its replicas
 are packed, and their bounds are sharpened near what they hold: for strategies of one stage by prices of
-micro-batches (``sequence_duals``), for pipelines by work bounds first, then by classes of replicas and whole
-contents (``count_program``). Linear relaxations show which strategies matter before the more expensive integer
-programs run.
+micro-batches (``sequence_duals``), for pipelines by work bounds. Linear relaxations show which strategies matter
+before the more expensive integer programs run.
 """
 
 from __future__ import annotations
@@ -20,30 +19,22 @@ import numpy as np
 from milpplan.lengths import Packed, StrategyTables, cutoff_ns
 from milpplan.lengths.heterogeneous.count_program import (
     HeterogeneousStep,
-    LongestSequenceClass,
     ReplicaClass,
     Shared,
     UsedKind,
     have_places,
     heterogeneous_members,
     heterogeneous_turns,
-    longest_sequence_classes,
     replica_gpus,
     solved,
 )
+from milpplan.lengths.parameters import PARAMETERS
 from milpplan.lengths.records import HeterogeneousReplicas
 from milpplan.lengths.side_by_side.sequence_duals import replica_prices
 from milpplan.lengths.single.packing_local_search import Replica, Timer, improved_replicas, packings_by_shape
 from milpplan.optimize.milp.backends import AUTO
 from milpplan.simulation import FloatArray, IntArray
 from milpplan.units import NS_PER_S
-
-# Relative excess up to which a packing from load shapes is preferred, as it gains more by local search.
-_SHAPED = 0.02
-# Effort of the first local search, and of a longer one.
-_EFFORT, _MORE_EFFORT = 120_000, 400_000
-# Seconds for the load shapes of one strategy.
-_SHAPE_S = 0.4
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +80,7 @@ class HeterogeneousPacker:
             empty = np.zeros((0, len(pool.load.counts)), dtype=np.int64)
             replicas += [Replica.of(self._timer(member), empty)] * counts_of[member]
             owners += [member] * counts_of[member]
-        return self._step(owners, improved_replicas(replicas, _EFFORT))
+        return self._step(owners, improved_replicas(replicas, PARAMETERS.first_local_effort))
 
     def _alone(self, member: int, counts: IntArray, number: int, deadline: float) -> Packed | None:
         """Pack ``counts`` [n] sequences on ``number`` replicas of a strategy; pipelines prefer load shapes unless
@@ -106,19 +97,21 @@ class HeterogeneousPacker:
             num_replicas=number,
             total_load=float(sequence_loads @ counts),
         )
-        end = min(deadline, time.perf_counter() + _SHAPE_S)
+        end = min(deadline, time.perf_counter() + PARAMETERS.heterogeneous_shapes_s)
         packings = [
             pool.time_packing(member, replicas, quanta)
             for replicas in packings_by_shape(scaled, load, quanta, end)
         ]
         best = min(packings, key=lambda packing: packing.time_ns, default=first_packing)
-        return best if best.time_ns <= first_packing.time_ns * (1.0 + _SHAPED) else first_packing
+        return best if best.time_ns <= first_packing.time_ns * (1.0 + PARAMETERS.shaped_excess) else first_packing
 
     def polish(self, step: HeterogeneousStep) -> HeterogeneousStep:
         """Improve a step by a longer local search; return the shorter one."""
         pairs = [(member, replica) for member, packed in step.packed.items() for replica in packed.replicas]
         replicas = [Replica.of(self._timer(member), replica) for member, replica in pairs]
-        improved_step = self._step([member for member, _ in pairs], improved_replicas(replicas, _MORE_EFFORT))
+        improved_step = self._step(
+            [member for member, _ in pairs], improved_replicas(replicas, PARAMETERS.longer_local_effort)
+        )
         return min(step, improved_step, key=lambda replica: replica.time_ns)
 
     def _filled(self, numbers: Mapping[int, int]) -> dict[int, int] | None:
@@ -183,8 +176,6 @@ class HeterogeneousPacker:
 
 # Factor that covers the rounding of float sums.
 _SAFETY = 1.0 - 1e-6
-# Maximum difference of the fixed costs of a level, as a share of the step.
-_LEVEL = 0.003
 
 
 @dataclass(eq=False)
@@ -236,7 +227,7 @@ class HeterogeneousBound:
         """Return the minimum fixed cost and the end of every level, computed once."""
         if not self.levels:
             for fixed_cost in sorted({float(replica_class.fixed_cost_ns) for replica_class in self.classes}):
-                if not self.levels or fixed_cost > self.levels[-1] + _LEVEL * step_ns:
+                if not self.levels or fixed_cost > self.levels[-1] + PARAMETERS.fixed_cost_level * step_ns:
                     self.levels.append(fixed_cost)
         ends = [*self.levels[1:], float("inf")]
         return list(zip(self.levels, ends, strict=True))
@@ -257,25 +248,6 @@ class HeterogeneousBound:
         # CP-SAT cannot solve linear relaxations.
         backend = AUTO if self.backend == "cpsat" and not whole else self.backend
         return solved(self.pool, used, (backend, seconds), whole, needed)
-
-
-# Seconds per call for whole contents of a class's micro-batches.
-_FILL_S = 0.3
-# Share of all GPUs below which replicas of a class are ignored.
-_FEW = 0.02
-# Assumed relative growth of the step's time per missing share of the work.
-_SLOPE = 0.1
-# Relative precision of the shortest step that is left, for linear and integer programs.
-_CLOSE, _CLOSER = 0.02, 2e-3
-# Share of all sequences that is added to what a strategy holds before prices are sought, and the maximum number of
-# price vectors.
-_ALL, _PRICES = 0.02, 4
-# Relative excess over the best step from which more effort is hopeless.
-_HOPELESS = 0.02
-# Ratio of the time of packings to that of proofs, while proofs make progress.
-_PACKED = 0.5
-# Maximum seconds of a program.
-_PROGRAM_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -313,8 +285,6 @@ class HeterogeneousSearch:
             for replica_class in self.bound.classes
         ]
         self.bound_ns = min(longest_ns, default=np.inf)
-        # By member and first length index.
-        self.classes: dict[tuple[int, int], LongestSequenceClass] = {}
         # Prices and exclusions hold for steps below the first time; the second one is the time of the shortest
         # steps that were left.
         self.limit_ns = self.level_ns = np.inf
@@ -344,11 +314,11 @@ class HeterogeneousSearch:
             if self.linear:
                 self.linear = self._know(shared)
                 continue
-            has_news = self._raise(shared, target_ns, deadline)
+            has_news = self._raise(shared, deadline)
             self.linear = self._know(shared)
             proved = time.perf_counter()
             self.proved_s += proved - now
-            if not has_news or self.packed_s < _PACKED * self.proved_s:
+            if not has_news or self.packed_s < PARAMETERS.packing_ratio * self.proved_s:
                 has_news = self._pack(shared, deadline) or has_news
                 if favourite is not None:
                     has_news = self._try(favourite, target_ns, deadline) or has_news
@@ -361,7 +331,7 @@ class HeterogeneousSearch:
         """Raise the bound to the shortest steps that are not excluded; return what they can do, None if all below
         the target are excluded."""
         high = min(target_ns, self.level_ns)
-        shared, growth = self._within(high, deadline, whole=whole), _CLOSER
+        shared, growth = self._within(high, deadline, whole=whole), PARAMETERS.integer_precision
         while shared.excludes:
             self.bound_ns = max(self.bound_ns, high)
             if high >= target_ns:
@@ -369,14 +339,14 @@ class HeterogeneousSearch:
             if time.perf_counter() > deadline:
                 return shared
             # The more work is missing, the longer the next trial.
-            growth = max(growth, (1.0 - shared.share) * _SLOPE)
+            growth = max(growth, (1.0 - shared.share) * PARAMETERS.growth_of_missing)
             high, growth = min(target_ns, high * (1.0 + growth)), 2.0 * growth
             shared = self._within(high, deadline, whole=whole)
-        precision = _CLOSER if whole else _CLOSE
+        precision = PARAMETERS.integer_precision if whole else PARAMETERS.linear_precision
         while high - self.bound_ns > precision * high and time.perf_counter() < deadline:
             # A step shorter by the surplus of work does about all of it, unless integrality decides.
             low, trial = self.bound_ns, high / max(1.0, shared.share)
-            if not low < trial < high * (1.0 - _CLOSER / 4):
+            if not low < trial < high * (1.0 - PARAMETERS.integer_precision / 4):
                 trial = (low + high) / 2
             relaxed = self._within(trial, deadline, whole=whole)
             if relaxed.excludes:
@@ -387,13 +357,13 @@ class HeterogeneousSearch:
         return shared
 
     def _within(self, step_ns: float, deadline: float, *, whole: bool) -> Shared:
-        seconds = min(_PROGRAM_S, max(0.5, deadline - time.perf_counter()))
+        seconds = min(PARAMETERS.max_program_s, max(0.5, deadline - time.perf_counter()))
         return self.bound.relax(step_ns, seconds, whole=whole)
 
     def _important(self, shared: Shared) -> list[tuple[ReplicaClass, float, FloatArray]]:
         """Return the classes that matter in a program's solution and were not refined since, with their number and
         the mean contents of each, [n]."""
-        min_gpus = _FEW * self.pool.members[0].candidate.layout.num_gpus
+        min_gpus = PARAMETERS.ignored_gpus * self.pool.members[0].candidate.layout.num_gpus
         current = set(map(id, self.bound.classes))
         return [
             (replica_class, number, total / number)
@@ -448,7 +418,7 @@ class HeterogeneousSearch:
         """
         if all(replica_class.member != member for replica_class in self.bound.classes):
             return False
-        seconds = min(_PROGRAM_S, max(0.1, deadline - time.perf_counter()))
+        seconds = min(PARAMETERS.max_program_s, max(0.1, deadline - time.perf_counter()))
         shared = self.bound.relax(step_ns, seconds, some=member)
         if shared.excludes:
             self.bound.classes = [
@@ -465,46 +435,26 @@ class HeterogeneousSearch:
     def _polish(self, below_ns: float, deadline: float) -> bool:
         """Improve the packing of the best step if it may beat ``below_ns``; return whether it became shorter."""
         step = self.step
-        if step is None or step.time_ns > below_ns * (1.0 + _HOPELESS) or time.perf_counter() > deadline:
+        if (
+            step is None
+            or step.time_ns > below_ns * (1.0 + PARAMETERS.hopeless_heterogeneous_excess)
+            or time.perf_counter() > deadline
+        ):
             return False
         self.step = self.packer.polish(step)
         return self.step is not step
 
-    def _raise(self, shared: Shared, step_ns: float, deadline: float) -> bool:
-        """Sharpen the bounds of a solution's classes near what each of them holds; return whether there was
-        anything."""
+    def _raise(self, shared: Shared, deadline: float) -> bool:
+        """Add prices of a solution's strategies of one stage near what each holds; return whether there were
+        any."""
         has_news = False
         for replica_class, number, held in self._important(shared):
             if time.perf_counter() > deadline:
                 break
-            if self.pool.num_stages(replica_class.member) > 1:
-                end = min(deadline, time.perf_counter() + _FILL_S)
-                has_news = self._fill(replica_class, held, step_ns - replica_class.fixed_cost_ns, end) or has_news
-            elif len(replica_class.prices) < _PRICES:
-                self._price(replica_class, number * held + _ALL * self.pool.load.counts)
+            if (
+                self.pool.num_stages(replica_class.member) == 1
+                and len(replica_class.prices) < PARAMETERS.max_prices
+            ):
+                self._price(replica_class, number * held + PARAMETERS.wanted_share * self.pool.load.counts)
                 has_news = True
         return has_news
-
-    def _fill(self, replica_class: ReplicaClass, held: FloatArray, time_ns: float, deadline: float) -> bool:
-        """Sharpen the bound of a pipeline whose replicas hold so much within a time: divide them into classes,
-        then refine these."""
-        if replica_class.longest_range is None:
-            classes = longest_sequence_classes(self.pool, replica_class.member, time_ns, held)
-            replica_classes = [
-                replace(
-                    replica_class,
-                    longest_range=(longest_class.first, longest_class.end),
-                    capacity_rows=longest_class.capacity_rows,
-                )
-                for longest_class in classes
-            ]
-            self.classes |= {
-                (replica_class.member, longest_class.first): longest_class for longest_class in classes
-            }
-            self._replace(replica_class, replica_classes)
-            return True
-        longest_class = self.classes[replica_class.member, replica_class.longest_range[0]]
-        is_sharper = longest_class.sharpen(time_ns, held, deadline)
-        if is_sharper:
-            self._replace(replica_class, [replace(replica_class, capacity_rows=longest_class.capacity_rows)])
-        return is_sharper

@@ -16,15 +16,10 @@ import numpy as np
 from milpplan.errors import InfeasibleError, MilpplanError
 from milpplan.lengths import Step
 from milpplan.lengths.bounds.work_bounds import PipelineWorkBound
+from milpplan.lengths.parameters import PARAMETERS
 from milpplan.lengths.single.single_strategy_search import SingleStrategySearch
 from milpplan.lengths.strategy_tables import WorkBoundKey
 from milpplan.parallel import WorkerProcess, can_start, usable_cpus
-
-# Seconds of a slice, and number of slices requested at once, which bridge the searches that do not poll.
-_SLICE_S, _AHEAD = 1.5, 7
-# Number of first slices, in which this process packs the pipelines, and number of slices if this process polls
-# often.
-_FIRST_AHEAD, _FEW_AHEAD = 2, 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,9 +142,9 @@ class SingleStrategyProcess:
         self.cpu_s, self.idle, self.num_awaited, self.asked_ns = 0.0, False, 0, np.inf
         self.reported_step = search.best
         # What this process packs meanwhile is reported later.
-        self._ask(below_ns, _FIRST_AHEAD, packs=False)
+        self._ask(below_ns, PARAMETERS.first_slices, packs=False)
 
-    def _ask(self, below_ns: float, num_slices: int = _AHEAD, *, packs: bool = True) -> None:
+    def _ask(self, below_ns: float, num_slices: int = PARAMETERS.slices_ahead, *, packs: bool = True) -> None:
         """Request some slices ahead, so that the worker does not wait for the next poll."""
         assert self.process is not None
         self.asked_ns, self.idle = below_ns, False
@@ -160,7 +155,12 @@ class SingleStrategyProcess:
             packed = frozenset({*self.search.incumbents.packed, *self.search.pack_attempts})
             self.process.send(
                 SingleProcessRequest(
-                    below_ns, _SLICE_S, end_s, *message, frozenset(self.search.proved_here), packed
+                    below_ns,
+                    PARAMETERS.worker_slice_s,
+                    end_s,
+                    *message,
+                    frozenset(self.search.proved_here),
+                    packed,
                 )
             )
             self.reported_step = self.search.best
@@ -186,10 +186,10 @@ class SingleStrategyProcess:
             self.cpu_s, self.idle = reply.cpu_s, reply.idle
         best, now = self.search.best, time.perf_counter()
         below_ns = below_ns if best is None else min(below_ns, best.time_ns)
-        if self.process is None or now > self.deadline + (_SLICE_S if self.num_awaited else 0.0):
+        if self.process is None or now > self.deadline + (PARAMETERS.worker_slice_s if self.num_awaited else 0.0):
             return False
         if not self.idle or below_ns < self.asked_ns:
-            self._ask(below_ns, _FEW_AHEAD if few else _AHEAD)
+            self._ask(below_ns, PARAMETERS.few_slices if few else PARAMETERS.slices_ahead)
         return self.num_awaited > 0
 
     def close(self) -> None:

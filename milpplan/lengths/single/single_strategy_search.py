@@ -27,6 +27,7 @@ from milpplan.lengths.bounds.configuration_bound import ConfigurationBound, arou
 from milpplan.lengths.bounds.long_sequence import WindowBound
 from milpplan.lengths.bounds.longest_sequence_branching import LongestSequenceBranching
 from milpplan.lengths.bounds.work_bounds import DEEP, PipelineWorkBound
+from milpplan.lengths.parameters import PARAMETERS
 from milpplan.lengths.side_by_side.sequence_duals import single_strategy_bound_ns
 from milpplan.lengths.single.packing_local_search import packings_by_shape
 from milpplan.lengths.single.replica_feasibility import ReplicaFeasibility
@@ -39,19 +40,6 @@ from milpplan.lengths.tabled import (
     solve_groups,
 )
 from milpplan.simulation import IntArray
-
-MAX_EFFORT_RATIO = 3.0
-"""Maximum ratio of the time of maximum effort to the time of more effort."""
-
-# Starts longer than the shortest by the first share get no effort; those longer by the second share after little
-# effort get no more.
-_FAR, _FARTHER = 0.06, 0.01
-
-# Number of strategies that are improved, and the relative excess over the best step from which a strategy is not:
-# of one stage, of a pipeline.
-_MOST_POLISHED, HOPELESS, _HOPELESS_PIPELINE = 3, 0.01, 0.04
-# Seconds of a first packing, and of starts from load shapes, as programs of deep pipelines are slow.
-_PACK_S, _SHAPE_S = 1.0, 1.0
 
 
 class Incumbents:
@@ -89,7 +77,9 @@ class Incumbents:
         if not np.isfinite(bound_ns) or (self.best is not None and bound_ns >= self.best.time_ns):
             return
         begin = time.perf_counter()
-        packed = self.pool.pack(member, self.pool.load.counts, self._grains(member), begin + _PACK_S)
+        packed = self.pool.pack(
+            member, self.pool.load.counts, self._grains(member), begin + PARAMETERS.first_packing_s
+        )
         if packed is not None:
             self.starts[member] = self._shaped(member)
             self.packed[member] = min([packed, *self.starts[member][:1]], key=_time_ns)
@@ -113,14 +103,18 @@ class Incumbents:
 
     def shortest(self) -> list[int]:
         """Return the packed strategies with the shortest steps."""
-        return sorted(self.packed, key=lambda member: self.step(member).time_ns)[:_MOST_POLISHED]
+        return sorted(self.packed, key=lambda member: self.step(member).time_ns)[: PARAMETERS.max_improved_singles]
 
     def is_rough(self, member: int, below_ns: float = np.inf) -> bool:
         """Return whether more effort on a strategy was not spent yet and may make it the best one below
         ``below_ns``."""
         if member in self.polished or self.best is None:
             return False
-        max_excess = HOPELESS if self.pool.num_stages(member) == 1 else _HOPELESS_PIPELINE
+        max_excess = (
+            PARAMETERS.hopeless_excess
+            if self.pool.num_stages(member) == 1
+            else PARAMETERS.hopeless_pipeline_excess
+        )
         return self.step(member).time_ns <= min(below_ns, self.best.time_ns) * (1.0 + max_excess)
 
     def is_finished(self, member: int) -> bool:
@@ -135,7 +129,7 @@ class Incumbents:
         effort = Effort.MOST if maximum else Effort.MORE
         self.packed[member] = self.pool.polish(member, self.packed[member], self._grains(member), effort)
         self._take(member)
-        self.pack_time_s = (time.perf_counter() - begin) / (MAX_EFFORT_RATIO if maximum else 1.0)
+        self.pack_time_s = (time.perf_counter() - begin) / (PARAMETERS.max_effort_ratio if maximum else 1.0)
         self.polished[member] = self.step(member).time_ns if maximum else 0
 
     def restart(self, member: int) -> bool:
@@ -148,7 +142,7 @@ class Incumbents:
         if self._choose(member):
             return True
         starts = self.starts[member]
-        if not starts or starts[0].time_ns > self.packed[member].time_ns * (1.0 + _FARTHER):
+        if not starts or starts[0].time_ns > self.packed[member].time_ns * (1.0 + PARAMETERS.far_improved_start):
             return False
         begin = time.perf_counter()
         self._begin(member, self.pool.polish(member, starts.pop(0), self._grains(member)))
@@ -165,7 +159,7 @@ class Incumbents:
         self.starts_improved.add(member)
         starts = self.starts[member]
         shortest = min([self.packed[member], *starts], key=_time_ns).time_ns
-        promising = [start for start in starts if start.time_ns <= shortest * (1.0 + _FAR)]
+        promising = [start for start in starts if start.time_ns <= shortest * (1.0 + PARAMETERS.far_start)]
         capacity = self._grains(member)
         starts = sorted(
             (self.pool.polish(member, start, capacity, Effort.LITTLE) for start in promising), key=_time_ns
@@ -203,7 +197,7 @@ class Incumbents:
         pool, capacity = self.pool, self._grains(home)
         if pool.num_stages(home) == 1 or pool.load.rules.padded:
             return []
-        end = time.perf_counter() + _SHAPE_S
+        end = time.perf_counter() + PARAMETERS.shapes_s
         packings = packings_by_shape(pool.work_bound(home, shared_memory=False), pool.load, capacity, end)
         return sorted((pool.time_packing(home, replicas, capacity) for replicas in packings), key=_time_ns)
 
@@ -213,19 +207,6 @@ class Incumbents:
 
 def _time_ns(packed: Packed) -> int:
     return packed.time_ns
-
-
-# Minimum time limit of integer programs, in seconds.
-_LEAST_S = 2.0
-# Relative rise of the bound that one call of the configuration bound aims at.
-_RISE = 0.02
-# Number of steps for a pipeline; number of pipelines that are packed early; seconds per call of the configuration
-# bound.
-_NUM_STEPS, _FIRST_PACKED, _SLICE_S = 7, 3, 0.5
-# Seconds per call of a replica's integer program.
-_CLOSE_S = 4.0
-# Seconds per slice while a worker process proves in parallel.
-_PARALLEL_S = 1.0
 
 
 class SingleStrategySearch:
@@ -362,7 +343,7 @@ class SingleStrategySearch:
         if incumbents.restart(best.home):
             return True
         if incumbents.is_finished(best.home) or self._is_finished(
-            deadline - MAX_EFFORT_RATIO * incumbents.pack_time_s
+            deadline - PARAMETERS.max_effort_ratio * incumbents.pack_time_s
         ):
             return False
         incumbents.improve(best.home, maximum=True)
@@ -374,7 +355,11 @@ class SingleStrategySearch:
 
         Without any the pipeline with the second-lowest bound is taken.
         """
-        self.deadline, pool, end = deadline, self.pool, min(deadline, time.perf_counter() + _PARALLEL_S)
+        self.deadline, pool, end = (
+            deadline,
+            self.pool,
+            min(deadline, time.perf_counter() + PARAMETERS.parallel_slice_s),
+        )
         open_pipelines = [key for key in self._open if pool.num_stages(key) > 1 and key not in self.exhausted]
         if self.proved_here.isdisjoint(open_pipelines):
             self.proved_here.update(open_pipelines[1:2])
@@ -409,9 +394,9 @@ class SingleStrategySearch:
             )
         self._prove_in_integers(min(best.time_ns, below_ns), deadline)
         # Bounds come first, except for the time of maximum effort; with a worker the other process packs.
-        reserved_s = 0.0 if eager else MAX_EFFORT_RATIO * self.incumbents.pack_time_s
+        reserved_s = 0.0 if eager else PARAMETERS.max_effort_ratio * self.incumbents.pack_time_s
         self._run_configurations(below_ns, min(pause, deadline - reserved_s))
-        if best.time_ns <= below_ns * (1.0 + HOPELESS) and time.perf_counter() < pause:
+        if best.time_ns <= below_ns * (1.0 + PARAMETERS.hopeless_excess) and time.perf_counter() < pause:
             best = self._polish(deadline)
         self._run_configurations(below_ns, pause)
         return best
@@ -443,7 +428,7 @@ class SingleStrategySearch:
             is_late = self.best is not None and time.perf_counter() > deadline
             if is_late or self.bounds_ns[member] >= self._cutoff_ns(below_ns):
                 break
-            if not np.isfinite(self.bounds_ns[member]) or next_step[member] == _NUM_STEPS:
+            if not np.isfinite(self.bounds_ns[member]) or next_step[member] == PARAMETERS.num_pipeline_steps:
                 del next_step[member]
                 continue
             if next_step[member] > 1 and self._check_feasibility(member, self._cutoff_ns(below_ns)):
@@ -468,7 +453,7 @@ class SingleStrategySearch:
             if (
                 step == 5
                 or sum(pool.num_stages(packed_member) > 1 for packed_member in self.incumbents.packed)
-                < _FIRST_PACKED
+                < PARAMETERS.num_packed_early
             ):
                 self.incumbents.pack(member)
         elif step in (2, 6) and member in self.incumbents.packed and member not in self.packed_elsewhere:
@@ -519,11 +504,11 @@ class SingleStrategySearch:
         known_ns = max(
             pool.best_own_memory_bound(member).workload_bound_ns, self.bounds_ns[member] - fixed_cost_ns
         )
-        target_ns = min(cutoff_ns - fixed_cost_ns, known_ns * (1.0 + _RISE))
+        target_ns = min(cutoff_ns - fixed_cost_ns, known_ns * (1.0 + PARAMETERS.configuration_rise))
         configuration = self.configuration_bounds[member]
         if configuration.done:
             return self._branch_on_longest(member, target_ns, deadline)
-        configuration.run(target_ns, min(deadline, time.perf_counter() + _SLICE_S))
+        configuration.run(target_ns, min(deadline, time.perf_counter() + PARAMETERS.configuration_s))
         pool.store_bound(member, configuration.loads)
         self.bounds_ns[member] = max(self.bounds_ns[member], pool.step_bound_ns(member, shared_memory=False))
         self._transfer_bound(member, cutoff_ns - fixed_cost_ns)
@@ -545,7 +530,9 @@ class SingleStrategySearch:
         time_ns = feasibility.provable_ns(cutoff_ns - fixed_cost_ns)
         if time_ns + fixed_cost_ns <= self.bounds_ns[member] or feasibility.done(time_ns):
             return False
-        replicas = feasibility.run(time_ns, self.backend, time.perf_counter() + _CLOSE_S, self.deadline)
+        replicas = feasibility.run(
+            time_ns, self.backend, time.perf_counter() + PARAMETERS.feasibility_s, self.deadline
+        )
         if replicas is not None:
             self.incumbents.offer(member, replicas)
         if not feasibility.open_numbers(time_ns):
@@ -563,7 +550,7 @@ class SingleStrategySearch:
         branching = self.branchings[member]
         if branching.done:
             return False
-        branching.run(time_ns, min(deadline, time.perf_counter() + _SLICE_S))
+        branching.run(time_ns, min(deadline, time.perf_counter() + PARAMETERS.configuration_s))
         fixed_cost_ns = self.pool.reduce_ns(member) + self.pool.finish_ns(member)
         self.bounds_ns[member] = max(self.bounds_ns[member], branching.bound_ns + fixed_cost_ns)
         return True
@@ -611,7 +598,7 @@ class SingleStrategySearch:
         while True:
             previous = self._best()
             if incumbents.is_finished(previous.home) or self._is_finished(
-                deadline - MAX_EFFORT_RATIO * incumbents.pack_time_s
+                deadline - PARAMETERS.max_effort_ratio * incumbents.pack_time_s
             ):
                 return previous
             incumbents.improve(previous.home, maximum=True)
@@ -666,7 +653,7 @@ class SingleStrategySearch:
             max_strategies=1,
             finish_ns=tuple(pool.finish_ns(member) for member in members),
         )
-        left_s = max(_LEAST_S, deadline - time.perf_counter())
+        left_s = max(PARAMETERS.min_program_s, deadline - time.perf_counter())
         with suppress(InfeasibleError, SolverError):
             for record in solve_groups(problem, self.backend, self.gap * GAP_SHARE, left_s).sets:
                 member = members[record.used[0]]

@@ -16,14 +16,12 @@ minimum over j.
 
 All bounds add the reductions of the set and its minimum finish: one of the strategies is the home.
 
-**Intervals** (``IntervalBounds``) of the work of pipelines with shared memory, and how their bounds are sharpened:
-a set's pipelines are cut into intervals of the work that they hold, where a concave function is near its chord
-(``work_bounds.PipelineWorkBound``), and these into classes of the longest sequence. The levels of bounds, from
-cheap to strong: wide intervals (*coarse*), narrow intervals with the capacity of micro-batches (*none*), with or
-without the longest sequence of all (*longest*), by classes of the longest sequence (*all*). ``sharpen_interval``
-adds whole sequences near the work on which a set's bound rests (``configuration_bound``). Bounds of the strategy
-with the memory to itself (*alone*), in its own measure of work, are strongest if a group holds nearly everything;
-with shared memory no group is shorter.
+**Intervals** (``IntervalBounds``) of the work of pipelines with shared memory: a set's pipelines are cut into
+intervals of the work that they hold, where a concave function is near its chord
+(``work_bounds.PipelineWorkBound``). The levels of bounds, from cheap to strong: wide intervals (*coarse*), narrow
+intervals with the capacity of micro-batches (*none*), with or without the longest sequence of all (*longest*).
+Bounds of the strategy with the memory to itself (*alone*), in its own measure of work, are strongest if a group
+holds nearly everything; with shared memory no group is shorter.
 """
 
 from __future__ import annotations
@@ -37,7 +35,6 @@ import numpy as np
 
 from milpplan.lengths import StrategyTables
 from milpplan.lengths.bounds import glop
-from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
 from milpplan.lengths.bounds.work_bounds import DEEP, LengthClass, LinearBounds, PipelineWorkBound
 from milpplan.simulation import BoolArray, FloatArray, IntArray
 
@@ -306,16 +303,13 @@ def even_weights(problem: Bounded) -> FloatArray:
 INTERVALS = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.6, 1.0])
 """Ends of wide intervals, as shares of the whole workload's work."""
 _NARROW = np.unique(np.concatenate([np.linspace(0.0, 0.5, 21), np.linspace(0.5, 1.0, 6)]))
-# Relative rise of the bound that whole sequences aim at.
-_RISE = 0.015
-
 # Ends of intervals of own-memory bounds.
 _ALONE = np.array([0.0, 0.1, 0.25, 0.4, 0.6, 0.8, 0.9, 0.97, 1.0])
 
 # Share of the work from which a strategy holds nearly everything.
 _NEARLY = 0.8
 
-Kind = Literal["coarse", "none", "longest", "all", "alone"]
+Kind = Literal["coarse", "none", "longest", "alone"]
 """Level of a pipeline's bounds."""
 
 
@@ -330,8 +324,6 @@ class IntervalBounds:
         self.own_memory: dict[int, tuple[PipelineWorkBound, float]] = {}
         # By strategy: shared-memory bound with the term of the longest sequence.
         self.with_longest: dict[int, PipelineWorkBound] = {}
-        # By strategy and index of the interval.
-        self.configuration_bounds: dict[tuple[int, int], ConfigurationBound] = {}
 
     def of(self, strategy: int, level: Kind) -> list[list[LinearBounds]]:
         """Return a pipeline's bounds in intervals of its work: for each the bounds of all groups, then of each
@@ -452,38 +444,11 @@ class IntervalBounds:
             bound = self.own_memory[strategy][0]
             all_lengths = LengthClass(0, len(bound.sequence_loads) - 1)
             return replace(bound, classes=(all_lengths, *bound.classes) if bound.classes else ())
-        bound = (
-            pool.fine_work_bound(member)
-            if level == "none"
-            else pool.work_bound_by_class(member, only_longest=level == "longest")
-        )
+        bound = pool.fine_work_bound(member) if level == "none" else pool.work_bound_by_longest(member)
         if level == "longest":
             self.with_longest[strategy] = bound
             self.cache.pop((strategy, "alone"), None)
-        sharpened = [
-            configuration.bound
-            for (owner, _), configuration in self.configuration_bounds.items()
-            if owner == strategy
-        ]
-        return replace(bound, bounds=(*bound.bounds, *sharpened))
-
-    def sharpen_interval(self, strategy: int, interval: int, deadline: float) -> bool:
-        """Sharpen a narrow interval by whole sequences near its middle, until the ``deadline``; return whether
-        there was work."""
-        pool, member = self.pool, self.members[strategy]
-        load = float(_NARROW[interval : interval + 2].mean()) * self._work_bound(strategy, "none").total_load
-        key = (strategy, interval)
-        if key not in self.configuration_bounds:
-            self.configuration_bounds[key] = ConfigurationBound.for_load(
-                pool.fine_work_bound(member), pool.micro_batch_pricing(member, shared_memory=True), load
-            )
-        configuration = self.configuration_bounds[key]
-        if configuration.done:
-            return False
-        configuration.sharpen(load, _RISE, deadline)
-        for level in ("none", "longest", "all"):
-            self.cache.pop((strategy, level), None)
-        return True
+        return bound
 
     def nearly_all(self, intervals: dict[int, int]) -> list[int]:
         """Return the strategies that hold nearly everything in these intervals of the level *alone*."""

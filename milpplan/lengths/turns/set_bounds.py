@@ -16,16 +16,10 @@ import numpy as np
 
 from milpplan.lengths import StrategyTables
 from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound
+from milpplan.lengths.parameters import PARAMETERS
 from milpplan.lengths.turns.lagrangian_mixtures import Bounded, IntervalBounds, Kind
 from milpplan.lengths.turns.screening import Node, ScreeningResult, StrategySet, branched, screened, split
 from milpplan.simulation import BoolArray, FloatArray, IntArray
-
-# Shares of the remaining time: for screening all sets, and for each of the two refinements of pipelines.
-_SCREEN_SHARE, _REFINE_SHARE = 0.35, 0.5
-# Share of the open sets that contain a strategy from which it counts as common.
-_COMMON = 0.15
-# Number of a strategy's bounds that the search of a set's tables gets for each division of the sequences.
-_FLOORS = 3
 
 
 class SetBounds:
@@ -47,22 +41,22 @@ class SetBounds:
         pool, members = self.pool, self.members
         self.linear_bounds = [pool.linear_bounds(member, shared_memory=True) for member in members]
         self.interval_bounds = IntervalBounds(pool, members, self.linear_bounds)
-        end = time.perf_counter() + _SCREEN_SHARE * (deadline - time.perf_counter())
+        end = time.perf_counter() + PARAMETERS.screening_share * (deadline - time.perf_counter())
         result = screened(
             self.screening_problem(list(range(len(members))), self.linear_bounds), max_strategies, target_ns, end
         )
         dropped_ns = result.dropped_ns
-        end = time.perf_counter() + _REFINE_SHARE * (deadline - time.perf_counter())
+        end = time.perf_counter() + PARAMETERS.refinement_share * (deadline - time.perf_counter())
         # The pipelines of sets with the lowest bounds come first.
         for strategy in dict.fromkeys(strategy for open_set in result.sets for strategy in open_set.strategies):
             if pool.num_stages(members[strategy]) > 1 and time.perf_counter() < end:
                 self.pipelines_with_loads.add(strategy)
                 pool.work_bound(members[strategy], shared_memory=True)
-        end = time.perf_counter() + _REFINE_SHARE * (deadline - time.perf_counter())
+        end = time.perf_counter() + PARAMETERS.refinement_share * (deadline - time.perf_counter())
         result = self.split_by_intervals(result.sets, target_ns, end)
         num_sets = Counter(strategy for strategy_set in result.sets for strategy in strategy_set.strategies)
         self.common_strategies = {
-            strategy for strategy, count in num_sets.items() if count >= _COMMON * len(result.sets)
+            strategy for strategy, count in num_sets.items() if count >= PARAMETERS.common_share * len(result.sets)
         }
         return ScreeningResult(result.sets, min(dropped_ns, result.dropped_ns))
 
@@ -149,7 +143,7 @@ class SetBounds:
                 bounds = work_bound.chords_between(bounds, min(low, high / 2), high)
             for division in splits:
                 values = bounds.shares[:, fits] @ division[position][fits] + bounds.constants
-                rows |= set(np.argsort(values)[-_FLOORS:].tolist())
+                rows |= set(np.argsort(values)[-PARAMETERS.num_floors :].tolist())
             shares = np.where(fits, bounds.shares, 0.0)
             floors[position] = [(shares[row], float(bounds.constants[row])) for row in sorted(rows)]
         return floors

@@ -9,14 +9,12 @@ bound is always next, as it determines the bound of the step.
     that are in many sets get the bounds of 5 and 6, once for all sets.
  3. *Pricing of switches*: the cheapest order with a lower bound of its switches; after 5, with the switches
     themselves.
- 4. *Opening* as in 8, if the bound rests on pipelines that hold next to nothing.
+ 4. *Opening* as in 7, if the bound rests on pipelines that hold next to nothing.
  5. *Narrow intervals* of the pipelines' work, with the capacity of their micro-batches. The first set that gets
     here is packed as its linear programs divide the sequences.
  6. *Longest sequence*: pipelines branch on whether they hold the longest sequence of all, and on what that adds to
     their time.
- 7. *Whole sequences* near the work on which the bound rests (``configuration_bound``), before all groups branch on
-    classes of their longest sequence.
- 8. *Opening*: ``tabled.search.solve_set`` on the tables of the set, with bounds that are tight where its linear
+ 7. *Opening*: ``tabled.search.solve_set`` on the tables of the set, with bounds that are tight where its linear
     programs divide the sequences. The answer is packed and timed exactly. Some sets without pipelines are opened
     first, to find a short step early.
 
@@ -33,6 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.lengths import Packed, Step, StrategyTables, Switches, cutoff_ns
+from milpplan.lengths.parameters import PARAMETERS
 from milpplan.lengths.steps import AnyStep
 from milpplan.lengths.tabled import (
     GroupedProblem,
@@ -98,23 +97,6 @@ class Orders:
         return self.best(members, packed)
 
 
-# Relative rise of an own-memory bound that triggers its use.
-_NEWS = 5e-4
-# Share of the remaining time for the search of a set's tables, and its minimum in seconds.
-_SEARCH_SHARE, _LEAST_S = 0.5, 2.0
-# Minimum number of sets that are kept after screening, and the seconds per set that allow more.
-_MOST_SETS, _LEAST_SET_S = 10_000, 2e-3
-# Number of sets without pipelines that are opened first, and the share of the time for them.
-_FIRST_OPENED, _FIRST_SHARE = 6, 0.15
-# Number of steps whose groups are packed with more effort, and the relative loss against the bound from which a
-# group is.
-_MOST_POLISHED, _LOSS = 2, 0.002
-# Seconds of one call for whole sequences of a pipeline.
-_FILL_S = 0.7
-# Seconds for packing the first set with pipelines.
-_PLACE_S = 1.0
-
-
 class TurnSearch:
     """Search for steps of several strategies: the open sets, the switches between strategies, the incumbent."""
 
@@ -167,7 +149,7 @@ class TurnSearch:
             screening = self.screen(max_strategies)
             self.dropped_ns, self.num_sets = screening.dropped_ns, len(screening.sets)
             # Sets beyond the limit are not tightened.
-            limit = max(_MOST_SETS, int((deadline - time.perf_counter()) / _LEAST_SET_S))
+            limit = max(PARAMETERS.min_kept_sets, int((deadline - time.perf_counter()) / PARAMETERS.kept_set_s))
             self.dropped_ns = min(
                 [self.dropped_ns, *(screened.bound_ns for screened in screening.sets[limit : limit + 1])]
             )
@@ -228,16 +210,14 @@ class TurnSearch:
             self._pack_first,
             self._longest,
             self._own_memory,
-            self._sharpen,
-            self._classify,
             self._open,
         ]
         return Node(screened.bound_ns, number, screened, bounding_steps=bounding_steps)
 
     def _first(self, nodes: list[Node]) -> None:
         """Open the first sets without pipelines: their tables are tight, and a short step prunes other sets."""
-        end = self._end_after(_FIRST_SHARE * (self.deadline - time.perf_counter()))
-        for node in [node for node in nodes if not self._pipelines_of(node)][:_FIRST_OPENED]:
+        end = self._end_after(PARAMETERS.opened_first_share * (self.deadline - time.perf_counter()))
+        for node in [node for node in nodes if not self._pipelines_of(node)][: PARAMETERS.num_opened_first]:
             if time.perf_counter() > end or node.bound_ns >= self.target_ns:
                 break
             self._price(node)
@@ -250,7 +230,7 @@ class TurnSearch:
 
     def _polish(self, bound_ns: float) -> None:
         """Pack the groups of the shortest steps with more effort if their loss may close the gap."""
-        for step in sorted(self.steps, key=lambda step: step.time_ns)[:_MOST_POLISHED]:
+        for step in sorted(self.steps, key=lambda step: step.time_ns)[: PARAMETERS.max_improved_turns]:
             if bound_ns >= self.target_ns or time.perf_counter() > self.deadline:
                 break
             packed = dict(step.packed)
@@ -261,7 +241,7 @@ class TurnSearch:
             if step.time_ns - sum(loss_ns.values()) >= self.best.time_ns:
                 continue
             for member, packing in step.packed.items():
-                if loss_ns[member] > _LOSS * step.time_ns:
+                if loss_ns[member] > PARAMETERS.improved_loss * step.time_ns:
                     packed[member] = self.pool.polish(
                         member, packing, self.pool.max_quanta(member, shared_memory=True)
                     )
@@ -336,7 +316,8 @@ class TurnSearch:
         """Return whether own-memory bounds of the set's strategies have risen since they were applied."""
         bound_of = self.bounds.interval_bounds.own_memory_bound_ns
         return any(
-            bound_of(index) > previous_ns * (1.0 + _NEWS) for index, previous_ns in node.own_memory_ns.items()
+            bound_of(index) > previous_ns * (1.0 + PARAMETERS.noticed_rise)
+            for index, previous_ns in node.own_memory_ns.items()
         )
 
     def _common(self, node: Node) -> None:
@@ -356,7 +337,7 @@ class TurnSearch:
         """Pack the step that the linear programs suggest, for the first set that gets here."""
         if not self.packed_first:
             self.packed_first = True
-            self._arrange(node, self._linear_splits(node), time.perf_counter() + _PLACE_S)
+            self._arrange(node, self._linear_splits(node), time.perf_counter() + PARAMETERS.first_set_packing_s)
 
     def _end_after(self, seconds: float) -> float:
         """Return the time so many seconds from now, at most the deadline."""
@@ -367,33 +348,15 @@ class TurnSearch:
         pipelines, whose programs are expensive."""
         self._branch(node, ["longest" for _ in node.screened.strategies])
 
-    def _classify(self, node: Node) -> None:
-        """Bound the set by narrow intervals and the class of every group's longest sequence."""
-        self._branch(node, ["all" for _ in node.screened.strategies])
-
     def _branch(self, node: Node, levels: Sequence[Kind]) -> None:
         """Bound the set by bounds of these levels of its pipelines."""
         self.bounds.branch(node, levels, self.target_ns)
-
-    def _sharpen(self, node: Node) -> None:
-        """Sharpen the pipelines' bounds by whole sequences near the work on which the set's bound rests, until it
-        stalls."""
-        previous_ns, is_sharper = node.bound_ns, False
-        for index, interval in node.worst_intervals.items():
-            is_sharper = (
-                self.bounds.interval_bounds.sharpen_interval(index, interval, self._end_after(_FILL_S))
-                or is_sharper
-            )
-        if is_sharper:
-            self._longest(node)
-            if node.bound_ns > previous_ns and node.bound_ns < self.target_ns:
-                node.bounding_steps.insert(0, self._sharpen)
 
     def _open(self, node: Node) -> None:
         """Search the tables of the set and time the answer exactly."""
         members = self._members_of(node)
         problem = self.orders.problem(members, self.switches.times(members))
-        seconds = max(_LEAST_S, _SEARCH_SHARE * (self.deadline - time.perf_counter()))
+        seconds = max(PARAMETERS.min_program_s, PARAMETERS.opening_share * (self.deadline - time.perf_counter()))
         indices, below_ns = tuple(range(len(members))), self.best.time_ns
         floors = self.bounds.floors(node, self._linear_splits(node))
         plan, bound_ns = solve_set(problem, indices, below_ns, self.backend, self.gap, seconds, floors)

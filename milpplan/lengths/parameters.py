@@ -1,0 +1,141 @@
+"""Tuning parameters of the search for a step: shares of time, seconds of a slice, numbers of trials.
+
+No bound and no time of a step depends on their values, only how much is found and proved within a time limit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class SearchParameters:
+    """Parameters of ``solve_lengths``: solve, single strategies, worker process, sets in turn, heterogeneous
+    replicas."""
+
+    singles_share: float = 0.3
+    """Share of the time limit for single strategies if other searches follow."""
+    singles_alone_share: float = 0.65
+    """Share of the time limit for single strategies if none follow."""
+    last_share: float = 0.25
+    """Share of the time limit that is kept for single strategies at the end."""
+    teams_share: float = 0.1
+    """Share of the time limit for degrees side by side."""
+    heterogeneous_share: float = 0.5
+    """Share of the time limit for heterogeneous replicas."""
+    later_visits: int = 4
+    """Factor on the visits of a later search of degrees side by side if that part has the lowest bound."""
+    resume_s: float = 1.0
+    """Seconds of a later search of the part with the lowest bound."""
+    pack_share: float = 0.2
+    """Share of the time limit for packing pipelines before the sets while a second process proves: a short step
+    prunes many sets."""
+    baselines_share: float = 1 / 3
+    """Extra time for the programs of other planners' rules, as a share of the time limit."""
+    first_singles_s: float = 2.0
+    """Seconds for pipelines here while the second process works on them, too."""
+    process_limit_s: float = 5.0
+    """Shortest time limit with a second process, seconds."""
+    wait_s: float = 0.05
+    """Seconds of sleep if this process has nothing to do."""
+    pause_s: float = 0.5
+    """Seconds after which the search alternates between sets and single strategies."""
+    pause_ratio: float = 1.0005
+    """Ratio of the bounds of sets and single strategies at which the search alternates."""
+    far_start: float = 0.06
+    """Starts that are longer than the shortest by more than this share get no effort."""
+    far_improved_start: float = 0.01
+    """Starts that are longer than the best packing by more than this share after little effort get no more."""
+    max_improved_singles: int = 3
+    """Number of strategies that are improved."""
+    hopeless_excess: float = 0.01
+    """Relative excess over the best step from which a strategy of one stage is not improved."""
+    hopeless_pipeline_excess: float = 0.04
+    """Relative excess over the best step from which a pipeline is not improved."""
+    max_effort_ratio: float = 3.0
+    """Maximum ratio of the time of maximum effort to the time of more effort."""
+    first_packing_s: float = 1.0
+    """Seconds of a first packing."""
+    shapes_s: float = 1.0
+    """Seconds of starts from load shapes, as programs of deep pipelines are slow."""
+    min_program_s: float = 2.0
+    """Minimum time limit of the integer programs of strategies of one stage and of sets, seconds."""
+    configuration_rise: float = 0.02
+    """Relative rise of the bound that one call of the configuration bound aims at."""
+    num_pipeline_steps: int = 7
+    """Number of steps for a pipeline: bounds that alternate with packings."""
+    num_packed_early: int = 3
+    """Number of pipelines that are packed early."""
+    configuration_s: float = 0.5
+    """Seconds per call of the configuration bound."""
+    feasibility_s: float = 4.0
+    """Seconds per call of a replica's integer program."""
+    parallel_slice_s: float = 1.0
+    """Seconds per slice while a worker process proves in parallel."""
+    worker_slice_s: float = 1.5
+    """Seconds of a slice of the worker process."""
+    slices_ahead: int = 7
+    """Number of slices requested at once, which bridge the searches that do not poll."""
+    first_slices: int = 2
+    """Number of first slices, in which this process packs the pipelines."""
+    few_slices: int = 2
+    """Number of slices requested at once if this process polls often."""
+    screening_share: float = 0.35
+    """Share of the remaining time for screening all sets."""
+    refinement_share: float = 0.5
+    """Share of the remaining time for each of the two refinements of pipelines."""
+    common_share: float = 0.15
+    """Share of the open sets that contain a strategy from which it counts as common."""
+    num_floors: int = 3
+    """Number of a strategy's bounds that the search of a set's tables gets for each division of the sequences."""
+    noticed_rise: float = 5e-4
+    """Relative rise of an own-memory bound that triggers its use."""
+    opening_share: float = 0.5
+    """Share of the remaining time for the search of a set's tables."""
+    min_kept_sets: int = 10_000
+    """Minimum number of sets that are kept after screening."""
+    kept_set_s: float = 2e-3
+    """Seconds per set that allow more sets after screening."""
+    num_opened_first: int = 6
+    """Number of sets without pipelines that are opened first."""
+    opened_first_share: float = 0.15
+    """Share of the time for sets without pipelines that are opened first."""
+    max_improved_turns: int = 2
+    """Number of steps whose groups are packed with more effort."""
+    improved_loss: float = 0.002
+    """Relative loss against its bound from which a group is packed with more effort."""
+    first_set_packing_s: float = 1.0
+    """Seconds for packing the first set with pipelines."""
+    shaped_excess: float = 0.02
+    """Relative excess up to which a packing from load shapes is preferred, as it gains more by local search."""
+    first_local_effort: int = 120_000
+    """Effort of the first local search."""
+    longer_local_effort: int = 400_000
+    """Effort of a longer local search."""
+    heterogeneous_shapes_s: float = 0.4
+    """Seconds for the load shapes of one strategy."""
+    fixed_cost_level: float = 0.003
+    """Maximum difference of the fixed costs of a level, as a share of the step."""
+    ignored_gpus: float = 0.02
+    """Share of all GPUs below which replicas of a class are ignored."""
+    growth_of_missing: float = 0.1
+    """Assumed relative growth of the step's time per missing share of the work."""
+    linear_precision: float = 0.02
+    """Relative precision of the shortest step that is left, for linear programs."""
+    integer_precision: float = 2e-3
+    """Relative precision of the shortest step that is left, for integer programs."""
+    wanted_share: float = 0.02
+    """Share of all sequences that is added to what a strategy holds before prices are sought."""
+    max_prices: int = 4
+    """Maximum number of price vectors of a strategy."""
+    hopeless_heterogeneous_excess: float = 0.02
+    """Relative excess over the best step from which more effort is hopeless."""
+    packing_ratio: float = 0.5
+    """Ratio of the time of packings to that of proofs, while proofs make progress."""
+    max_program_s: float = 10.0
+    """Maximum seconds of a program."""
+
+
+PARAMETERS: Final = SearchParameters()
+"""Values of every solve."""
