@@ -7,8 +7,8 @@ import pytest
 from benchmarks.house import static_measures
 
 LIMITS = {
-    "modules": 364,
-    "lines": 102_000,
+    "modules": 365,
+    "lines": 102_200,
     "files in the largest folder": 13,
     "import circles": 0,
     "docstrings that open with What, Whether, The same, More or How": 3,

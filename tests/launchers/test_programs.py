@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,72 @@ ray job submit -- python3 train.py --actor-num-nodes 2 --actor-num-gpus-per-node
     --attention-dropout 0 --tensor-model-parallel-size 2 --sequence-parallel --attention-backend flash \\
     --rollout-batch-size 32 --n-samples-per-prompt 8 --advantage-estimator grpo --entropy-coef 0.00 \\
     --use-dynamic-batch-size --max-tokens-per-gpu 9216 --cross-entropy-loss-fusion
+"""
+FACTORY = """
+model_name_or_path: Qwen/Qwen3-32B
+stage: sft
+do_train: true
+finetuning_type: full
+deepspeed: configs/z3.json
+dataset: a,b
+template: qwen3
+cutoff_len: 2048
+output_dir: out
+plot_loss: true
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 2
+learning_rate: 1.0e-5
+bf16: true
+"""
+Z3 = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "bf16": {"enabled": "auto"},
+    "fp16": {"enabled": "auto", "loss_scale": 0},
+    "zero_optimization": {"stage": 3, "overlap_comm": True, "reduce_bucket_size": "auto"},
+}
+AXOLOTL = """
+base_model: NousResearch/Meta-Llama-3.1-8B
+datasets:
+  - path: a/b
+    type: alpaca
+val_set_size: 0.05
+sequence_len: 8192
+sample_packing: true
+adapter:
+gradient_accumulation_steps: 2
+micro_batch_size: 1
+num_epochs: 1
+optimizer: adamw_torch_fused
+lr_scheduler: cosine
+learning_rate: 2e-5
+bf16: auto
+attn_implementation: flash_attention_2
+fsdp_version: 2
+fsdp_config:
+  offload_params: false
+  state_dict_type: FULL_STATE_DICT
+  auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  transformer_layer_cls_to_wrap: LlamaDecoderLayer
+  reshard_after_forward: true
+  activation_checkpointing: true
+special_tokens:
+"""
+TRL = """
+model_name_or_path: mistralai/Mistral-7B-v0.1
+torch_dtype: bfloat16
+chat_template: "{{ messages }}"
+dataset_mixture:
+  datasets:
+    - id: a
+bf16: true
+gradient_accumulation_steps: 4
+gradient_checkpointing: true
+max_seq_length: 2048
+per_device_train_batch_size: 8
+learning_rate: 2.0e-05
 """
 A = "actor_rollout_ref.actor"
 VERL_SCRIPT = f"""
@@ -289,3 +356,119 @@ def test_two_commands_are_not_chosen_from() -> None:
     twice = SWIFT_SCRIPT + SWIFT_SCRIPT.replace("--lr 1e-5", "--lr 2e-5")
     with pytest.raises(InvalidInputError, match="2 ways"):
         read(twice, model=shipped_model("qwen3-32b"))
+
+
+def trained(text: str, source: str = "run.yaml", model: str = "llama3-8b", **more: Any) -> Imported:
+    """The import of a YAML of a program that starts Transformers' trainer, on eight processes."""
+    request = ImportRequest(text, source, shipped_hardware("dgx-h100"), 8, shipped_model(model), **more)
+    return target_named("accelerate", "--from").read(request)
+
+
+def factory(folder: Path, text: str = FACTORY, settings: Any = None) -> Imported:
+    """The import of a run of LLaMA-Factory, whose configuration of DeepSpeed is named from a folder above it."""
+    (folder / "configs").mkdir(exist_ok=True)
+    (folder / "configs" / "z3.json").write_text(json.dumps(settings or Z3), encoding="utf-8")
+    return trained(text, str(folder / "examples" / "run.yaml"), "qwen3-32b")
+
+
+def test_llama_factory_recomputes_unless_told_otherwise(tmp_path: Path) -> None:
+    """The trainer fills in what DeepSpeed's configuration leaves open; every layer is recomputed by default."""
+    found = factory(tmp_path)
+    layout = found.plan.layout
+    assert (layout.dp, layout.micro_batch_size, layout.num_micro_batches, layout.zero_stage) == (8, 1, 2, 3)
+    assert found.problem.job.sequence_length == 2048
+    assert found.plan.virtual_stages[0].recompute.full == found.problem.model.num_layers
+    kept = factory(tmp_path, FACTORY + "disable_gradient_checkpointing: true\n")
+    assert kept.plan.virtual_stages[0].recompute.full == 0
+    unsharded = factory(tmp_path, FACTORY.replace("deepspeed: configs/z3.json\n", ""))
+    assert unsharded.plan.layout.zero_stage == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("finetuning_type: full", "finetuning_type: lora\nlora_rank: 8", "finetuning_type, lora_rank"),
+        ("stage: sft", "stage: dpo", "stage"),
+        ("bf16: true", "bf16: true\npure_bf16: true", "pure_bf16"),
+        ("bf16: true", "fp16: true", "mixed_precision"),
+        ("bf16: true", "bf16: true\nuse_galore: true", "use_galore"),
+        ("bf16: true", "bf16: true\nneat_packing: true", "neat_packing"),
+        ("cutoff_len: 2048\n", "", "max_length"),
+        ("configs/z3.json", "configs/other.json", "other.json"),
+    ],
+)
+def test_settings_of_llama_factory_that_are_not_priced_are_refused_by_name(
+    tmp_path: Path, old: str, new: str, named: str
+) -> None:
+    """Adapters, preferences, weights of 16 bits, other optimizers; files that are not there."""
+    with pytest.raises(InvalidInputError, match=named):
+        factory(tmp_path, FACTORY.replace(old, new))
+
+
+def test_offloading_in_a_named_configuration_is_refused(tmp_path: Path) -> None:
+    """DeepSpeed's own settings are read as if they stood alone."""
+    moved = {**Z3, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}
+    with pytest.raises(InvalidInputError, match="offload_optimizer"):
+        factory(tmp_path, settings=moved)
+
+
+def test_axolotl_shards_by_its_settings_of_fsdp() -> None:
+    """The version stands beside the section, names have no prefix, and packed sequences are whole."""
+    found = trained(AXOLOTL)
+    layout = found.plan.layout
+    assert (layout.dp, layout.micro_batch_size, layout.num_micro_batches, layout.zero_stage) == (8, 1, 2, 3)
+    assert found.problem.job.sequence_length == 8192
+    assert found.plan.virtual_stages[0].recompute.full == 32
+    assert not any("at most as long" in note for note in found.notes)
+    split = trained(AXOLOTL + "dp_shard_size: 4\ntensor_parallel_size: 2\n").plan.layout
+    assert (split.tp, split.dp) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("adapter:", "adapter: lora", "adapter"),
+        ("adamw_torch_fused", "adamw_torch_8bit", "optim"),
+        ("num_epochs: 1", "plugins:\n  - axolotl.integrations.liger.LigerPlugin", "plugins"),
+        ("num_epochs: 1", "load_in_4bit: true", "load_in_4bit"),
+        ("num_epochs: 1", "context_parallel_size: 2", "context_parallel_size"),
+        ("offload_params: false", "offload_params: true", "offload_params"),
+        ("bf16: auto", "bf16: full", "bf16"),
+        ("num_epochs: 1", "something_new: 1", "something_new"),
+    ],
+)
+def test_settings_of_axolotl_that_are_not_priced_are_refused_by_name(old: str, new: str, named: str) -> None:
+    """Adapters, states of 8 bits, plug-ins, rings, offloading."""
+    with pytest.raises(InvalidInputError, match=named):
+        trained(AXOLOTL.replace(old, new))
+
+
+def test_axolotl_keeps_unsharded_weights_in_bf16() -> None:
+    """Without FSDP or DeepSpeed nobody keeps them in fp32, which is what is priced."""
+    with pytest.raises(InvalidInputError, match="dtype"):
+        trained(AXOLOTL.partition("fsdp_version")[0])
+
+
+def test_a_yaml_of_trl_needs_what_accelerate_is_told() -> None:
+    """Its keys are the trainer's; options say what shards the model."""
+    given = {"distributed_type": "DEEPSPEED", "deepspeed_config.zero_stage": 3}
+    found = trained(TRL, model="mistral-7b", given=given)
+    layout = found.plan.layout
+    assert (layout.dp, layout.micro_batch_size, layout.num_micro_batches, layout.zero_stage) == (8, 8, 4, 3)
+    assert found.plan.virtual_stages[0].recompute.full == 32
+    with pytest.raises(InvalidInputError, match="what shards the model"):
+        trained(TRL, model="mistral-7b")
+    with pytest.raises(InvalidInputError, match="use_peft"):
+        trained(TRL + "use_peft: true\n", model="mistral-7b", given=given)
+    with pytest.raises(InvalidInputError, match="use_liger_kernel"):
+        trained(TRL + "use_liger_kernel: true\n", model="mistral-7b", given=given)
+
+
+def test_accelerate_names_a_configuration_of_deepspeed(tmp_path: Path) -> None:
+    """Its own settings of DeepSpeed are in that file, the numbers are the trainer's."""
+    (tmp_path / "z3.json").write_text(json.dumps(Z3), encoding="utf-8")
+    text = "distributed_type: DEEPSPEED\nnum_processes: 8\nmixed_precision: bf16\n"
+    text += "deepspeed_config:\n  deepspeed_config_file: z3.json\n  zero3_init_flag: true\n"
+    numbers = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "block_size": 2048}
+    found = trained(text, str(tmp_path / "a.yaml"), given=numbers)
+    assert (found.plan.layout.zero_stage, found.plan.layout.num_micro_batches) == (3, 4)
