@@ -4,7 +4,8 @@
 
 CLONES holds git clones of the repositories of ``data/published_launches.json`` as OWNER/NAME; the files themselves
 are not part of this project. Every file is imported at the commit of the list, beside the other files of its
-folder, with the options of the list: they say what the file leaves to its trainer, such as batches and lengths.
+folder and of the folders that the list names in ``with``, with the options of the list: they say what the file
+leaves to its trainer, such as batches and lengths. ``config`` is the configuration of a model that it only names.
 The list also has the judgement of every refusal, which a person made: ``unpriced`` (a key or a model that no plan
 has), ``program`` (a program whose files are not read), or ``wrong`` (the message names something else than what
 prevents the import).
@@ -53,11 +54,16 @@ def answer_of(clones: Path, launch: Mapping[str, Any]) -> tuple[str, str]:
     """Import a file; return the verdict, and the first sentence of a refusal."""
     folder, _, name = launch["path"].rpartition("/")
     clone = ["git", "-C", str(clones / launch["repository"])]
-    packed = subprocess.run([*clone, "archive", launch["commit"], folder], check=True, capture_output=True).stdout
+    archive_of = [*clone, "archive", launch["commit"], folder, *launch.get("with", ())]
+    packed = subprocess.run(archive_of, check=True, capture_output=True).stdout
     with tempfile.TemporaryDirectory() as place:
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
             archive.extractall(place, filter="data")
         options = ["--from", launch["from"], "--hardware", "dgx-h100", *launch["options"]]
+        if "config" in launch:
+            model = Path(place) / "model.json"
+            model.write_text(json.dumps(launch["config"]), encoding="utf-8")
+            options += ["--model", str(model)]
         program = "from milpplan.cli import main; main()"
         command = [sys.executable, "-c", program, "import", name, *options]
         result = subprocess.run(command, cwd=Path(place) / folder, capture_output=True, text=True, check=False)

@@ -7,8 +7,8 @@ import pytest
 from benchmarks.house import static_measures
 
 LIMITS = {
-    "modules": 362,
-    "lines": 101_500,
+    "modules": 370,
+    "lines": 104_000,
     "files in the largest folder": 13,
     "import circles": 0,
     "docstrings that open with What, Whether, The same, More or How": 3,

@@ -215,7 +215,7 @@ def admitted(
     Raises:
         InvalidInputError: a name that the launcher does not have, or a value of a wrong type.
     """
-    kept, left_out = _without(values, ignored)
+    kept, left_out = without(values, ignored)
     strange = [name for name, value in kept.items() if not _has_place(name, value, known)]
     if strange:
         close = difflib.get_close_matches(strange[0], known, n=1)
@@ -239,8 +239,12 @@ def admitted(
     return Settings(kept, known), left_out
 
 
-def _without(values: Mapping[str, Any], ignored: Collection[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Split settings into those to check and those that the caller ignores, as text."""
+def without(values: Mapping[str, Any], ignored: Collection[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Split settings into those to check and those that the caller ignores, as text.
+
+    Raises:
+        InvalidInputError: an ignored name is no setting of the file.
+    """
     left_out: dict[str, Any] = {}
     for asked in ignored:
         bare = asked.lstrip("-")

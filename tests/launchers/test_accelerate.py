@@ -110,14 +110,14 @@ num_processes: 8
 
 
 def test_deepspeed_under_accelerate_is_a_run_of_deepspeed() -> None:
-    """The section gives the stage and the accumulation; offloading, a file elsewhere and a contradiction do not
-    pass."""
+    """The section gives the stage and the accumulation; offloading, a file that is not there and a contradiction
+    do not pass."""
     numbers = {name: value for name, value in NUMBERS.items() if name != "gradient_accumulation_steps"}
     layout = read_yaml(UNDER, numbers).plan.layout
     assert (layout.dp, layout.zero_stage, layout.global_batch_size) == (8, 3, 32)
     for old, new, word in (
         ("_device: none", "_device: cpu", "offload_optimizer"),
-        ("zero_stage: 3", "deepspeed_config_file: ds.json", "deepspeed_config_file"),
+        ("zero_stage: 3", "deepspeed_config_file: ds.json", "ds.json"),
         ("mixed_precision: bf16", "mixed_precision: fp16", "mixed_precision"),
     ):
         with pytest.raises(InvalidInputError, match=word):

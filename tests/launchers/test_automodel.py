@@ -82,7 +82,6 @@ def test_virtual_stages_are_rounded_as_asked(how: str, stages: int) -> None:
         ("peft", "dim", 8),
         ("fp8", "enabled", True),
         ("compile", "enabled", True),
-        ("distributed", "_target_", "nemo_automodel.components.distributed.fsdp2.FSDP2Manager"),
         ("distributed", "dp_replicate_size", 3),
         ("distributed", "dp_replicate_size", 8),
         ("distributed", "activation_checkpointing", "selective"),
@@ -96,7 +95,7 @@ def test_virtual_stages_are_rounded_as_asked(how: str, stages: int) -> None:
     ],
 )
 def test_what_is_not_priced_is_refused_by_name(section: str, key: str, value: Any) -> None:
-    """Other models, other training, other formats, older dialects, and sizes that are left to a class."""
+    """Other models, other training, other formats, and sizes that are left to a class."""
     with pytest.raises(InvalidInputError, match=key):
         read(changed(**{section: {key: value}}))
 

@@ -98,22 +98,37 @@ def test_flagscale_sorts_the_arguments_into_tables() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "program", "way"),
+    ("text", "program", "reader"),
     [
-        ("work_group: a\nworkspace: b\nmodules: {}", "Primus", "is not read"),
-        ("pipe-parallel-size: 1\nnum-layers: 12", "GPT-NeoX", "is not read"),
-        ("stage: sft\nfinetuning_type: full", "LLaMA-Factory", "is not read"),
-        ("base_model: a\ndatasets: []", "axolotl", "is not read"),
-        ("compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP", "Accelerate", "--from accelerate"),
-        ("step_scheduler: {}\nmodel: {}", "NeMo AutoModel", "--from automodel"),
-        ("parallelism: {}\ntokens: {}", "nanotron", "--from nanotron"),
+        ("stage: sft\nfinetuning_type: full", "LLaMA-Factory", "accelerate"),
+        ("base_model: a\ndatasets: []", "axolotl", "accelerate"),
+        ("compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP", "Accelerate", "accelerate"),
+        ("step_scheduler: {}\nmodel: {}", "NeMo AutoModel", "automodel"),
+        ("parallelism: {}\ntokens: {}", "nanotron", "nanotron"),
     ],
 )
-def test_a_yaml_of_another_program_is_named(text: str, program: str, way: str) -> None:
-    """Its keys are no arguments: the message says whose they are, and who reads them if anybody does."""
+def test_a_yaml_of_another_program_is_named(text: str, program: str, reader: str) -> None:
+    """Its keys are no arguments: the message says whose they are, and who reads them."""
     with pytest.raises(InvalidInputError, match=f"is a configuration of {program}") as caught:
         read(text, "x.yaml")
-    assert way in caught.value.do
+    assert f"--from {reader}" in caught.value.do
+
+
+def test_fp16_is_priced_as_bf16_with_gradients_of_16_bits() -> None:
+    """The bytes are the same; only bf16 accumulates in fp32 unless a flag says so, and the note tells."""
+    half = read(SCRIPT.replace("--bf16", "--fp16"))
+    assert half.plan == read().plan
+    assert half.problem.job.grad_dtype == "bf16"
+    assert any(note.startswith("fp16 is priced as bf16") for note in half.notes)
+    whole = read(SCRIPT.replace("--bf16", "--fp16 --accumulate-allreduce-grads-in-fp32"))
+    assert whole.problem == read().problem
+
+
+def test_flags_of_a_fork_are_named_before_its_values() -> None:
+    """A tokenizer that only the fork has tells less than the flags whose cost nobody knows."""
+    text = SCRIPT.replace("MORE", "--tokenizer-type PretrainedFromHF --embed-layernorm")
+    with pytest.raises(InvalidInputError, match="--embed-layernorm"):
+        read(text)
 
 
 def test_a_command_that_is_printed_is_not_started() -> None:
@@ -152,7 +167,7 @@ def test_every_way_to_split_layers(flag: str, layers: list[int] | None) -> None:
         ("--bf16 --use-precision-aware-optimizer", "precision-aware"),
         ("--bf16 --cpu-offloading-num-layers 4", "cpu-offloading"),
         ("--bf16 --optimizer muon", "--optimizer is muon"),
-        ("--fp16", "fp16"),
+        ("--lr 1", "fp32"),
         ("--bf16 --recompute-granularity selective", "core_attn"),
         ("--bf16 --recompute-granularity full --recompute-method uniform --recompute-num-layers 4", "every 4th"),
         ("--bf16 --position-embedding-type relative", "relative"),
@@ -391,6 +406,9 @@ ALIKE = {
     "--data-parallel-sharding-strategy": "no_shard is the default",
     "--moe-grouped-gemm": "the default of its dispatcher",
     "--rerun-mode": "disabled runs every step once, as the default does",
+    "--expert-tensor-parallel-size": "without experts",
+    "--moe-token-dispatcher-type": "without experts",
+    "--make-vocab-size-divisible-by": "the vocabulary is a multiple of both divisors",
 }
 """Flags that are read and whose value in this test changes nothing in these scripts, with the reason."""
 

@@ -25,7 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
-from milpplan.launchers import Code, ConfigLaunch, Known, flat, known_settings
+from milpplan.launchers import Code, ConfigLaunch, ImportRequest, Known, flat, known_settings
+from milpplan.launchers.accelerate.trainers import TRL, trainer_of, trainer_values
 from milpplan.launchers.capabilities import (
     FSDP_LIMITS,
     FSDP_RULES,
@@ -139,14 +140,20 @@ def _syncs(settings: Mapping[str, Any]) -> bool:
     return "fsdp_config.fsdp_version" in settings and int(settings["gradient_accumulation_steps"]) > 1
 
 
-def read_files(text: str, source: str) -> Read:
-    """Read a script, or a YAML alone (which lacks the trainer's numbers).
+def read_files(request: ImportRequest) -> Read:
+    """Read a script, a YAML alone (which lacks the trainer's numbers), or the YAML of a program of Transformers.
 
     Raises:
-        InvalidInputError: the text is neither, or only a running shell has its values.
+        InvalidInputError: the text is none of them, or only a running shell has its values.
     """
+    text, source = request.text, request.source
     if source.lower().endswith((".yaml", ".yml")):
-        return Read(named(flat(load_yaml(text, source, "accelerate"))), None)
+        data = load_yaml(text, source, "accelerate")
+        trainer = trainer_of(data)
+        if trainer is None:
+            return Read(named(flat(data)), None)
+        # TRL's releases differ in what they recompute where no flag says it.
+        return Read(named(trainer_values(trainer, data, request)), "sft.py" if trainer is TRL else None)
     started = {launched for c in script_commands(text, source) if (launched := _launched(c.words)) is not None}
     if len(started) != 1:
         raise InvalidInputError(
@@ -160,8 +167,8 @@ def read_files(text: str, source: str) -> Read:
     )
     values = named(flat(load_yaml(_document(text, launch.pop("config_file", None), source), source, "accelerate")))
     values |= named(launch, flags=True)
-    trainer = _flags_of(after, known_settings(KEYS, "trainer"), source)
-    return Read(values | {f"{FLAG}{name}": value for name, value in trainer.items()}, program)
+    flags = _flags_of(after, known_settings(KEYS, "trainer"), source)
+    return Read(values | {f"{FLAG}{name}": value for name, value in flags.items()}, program)
 
 
 def _unprefixed(schema: Known) -> Known:

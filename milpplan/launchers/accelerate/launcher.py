@@ -23,6 +23,7 @@ from milpplan.launchers.accelerate.files import (
     settings_of,
     yaml_text,
 )
+from milpplan.launchers.accelerate.trainers import DEEPSPEED_FILE, deepspeed_file, filled_in
 from milpplan.launchers.deepspeed.launcher import imported_settings
 from milpplan.launchers.expressible import (
     check_replicas,
@@ -115,7 +116,7 @@ def imported(request: ImportRequest) -> Imported:
         InvalidInputError: the file cannot be read, is incomplete, or has settings that are not priced.
         IllegalPlanError: Accelerate would refuse the settings.
     """
-    read = read_files(request.text, request.source)
+    read = read_files(request)
     spec = described(request.model, request.vocab_size, request.source)
     program = None if read.program in request.ignored else read.program
     schema = {**known_settings(KEYS, "launch"), **known_settings(KEYS, "config")}
@@ -175,13 +176,19 @@ def _under_deepspeed(
         IllegalPlanError: DeepSpeed would refuse the configuration.
     """
     length, note = _length(settings)
-    values = {
-        "zero_optimization.stage": settings.number(f"{_D}zero_stage"),
-        "zero_optimization.offload_optimizer.device": settings.get(f"{_D}offload_optimizer_device"),
-        "zero_optimization.offload_param.device": settings.get(f"{_D}offload_param_device"),
-        "train_micro_batch_size_per_gpu": settings.size(f"{FLAG}per_device_train_batch_size"),
-        "gradient_accumulation_steps": settings.size(f"{FLAG}gradient_accumulation_steps"),
-        "bf16.enabled": True,
+    file = settings.get(DEEPSPEED_FILE)
+    values = {} if file is None else filled_in(deepspeed_file(file, request.source), settings.values)
+    if file is None:
+        values = {
+            "zero_optimization.stage": settings.number(f"{_D}zero_stage"),
+            "zero_optimization.offload_optimizer.device": settings.get(f"{_D}offload_optimizer_device"),
+            "zero_optimization.offload_param.device": settings.get(f"{_D}offload_param_device"),
+            "bf16.enabled": True,
+        }
+    numbers = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    micro, steps = (settings.size(f"{FLAG}{name}") for name in numbers)
+    values = {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": steps} | values
+    values |= {
         "milpplan.sequence_length": length,
         "milpplan.recompute": recompute,
         "milpplan.world_size": settings.size("num_processes"),
@@ -279,13 +286,16 @@ def _check_formats(settings: Settings) -> None:
     Raises:
         InvalidInputError: the formats or the attention differ.
     """
+    # A configuration of DeepSpeed has the format itself.
+    by_file = DEEPSPEED_FILE in settings.values and "mixed_precision" not in settings.values
     wanted: Mapping[str, tuple[object, ...]] = {
-        "mixed_precision": ("bf16",),
+        "mixed_precision": ("bf16", *((settings.get("mixed_precision"),) if by_file else ())),
         f"{FLAG}bf16": (None, True),
         f"{FLAG}attn_implementation": (None, "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"),
     }
-    # Accelerate converts sharded weights to fp32 (utils/fsdp_utils.py, fsdp2_prepare_model), and no others.
-    free = settings.get("distributed_type") == "FSDP"
+    # Accelerate converts sharded weights to fp32 (utils/fsdp_utils.py, fsdp2_prepare_model), and DeepSpeed keeps
+    # such copies of all. Nothing else does.
+    free = settings.get("distributed_type") in ("FSDP", "DEEPSPEED")
     for name in (f"{FLAG}dtype", f"{FLAG}torch_dtype"):
         wanted = {**wanted, name: (None, "float32", *(("auto", "bfloat16", "float16") if free else ()))}
     for name, values in wanted.items():

@@ -339,6 +339,7 @@ AUTOMODEL = Capability(
         ),
     },
     more_limits=experts_limits,
+    batch_settings={"seq-len": "dataset.seq_len"},
     complete=True,
 )
 
@@ -359,11 +360,12 @@ QUIET: Mapping[str, str] = {
         "works between steps"
     ),
     r"step_scheduler\.(log_.*|loss_.*|gc_.*|start_.*|num_epochs|max_steps|preemption_signal)": "counts and prints",
-    r"dataloader\..*|dataset\.(?!seq_len$|batch_size$).*": "data, which are not priced",
+    r"dataloader\..*|dataset\.(?!seq_len$|seq_length$|batch_size$).*": "data, which are not priced",
     r"optimizer\.(?!_target_).*|lr_scheduler(\..*)?|clip_grad_norm\..*|loss_fn\.(?!_target_).*": (
         "numbers of the update and of the loss, whose work does not depend on them"
     ),
     r"model\.(config|config\..*|pretrained_model_name_or_path|trust_remote_code)": "--model says it",
+    r"distributed\._target_": "of an older dialect, dropped by the recipe (recipes/_dist_utils.py)",
     r"distributed\.patch_.*|distributed\.pipeline\.(patch_.*|scale_grads.*|pp_batch_size)": (
         "how modules are called; the recipe sets pp_batch_size to the local batch"
     ),
@@ -408,7 +410,7 @@ def imported(request: ImportRequest) -> Imported:
     said = {name: _translated(value) for name, value in stated.items()}
     settings, left_out = admitted(said, schema, request.ignored, "NeMo AutoModel", QUIET)
     notes = _looked_at(settings)
-    length = settings.size("dataset.seq_len")
+    length = settings.size("dataset.seq_length" if "dataset.seq_length" in settings.values else "dataset.seq_len")
     plan = plan_of(settings, spec, request.num_gpus)
     check_priced(settings, QUIET)
     check_gpus(request.num_gpus, plan.layout.num_gpus, request.source)

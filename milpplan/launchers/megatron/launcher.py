@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from typing import Any
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers import Imported, ImportRequest, Launch
 from milpplan.launchers.expressible import check_replicas, model_differences
 from milpplan.launchers.megatron.arguments import COMMIT, Arguments, Values, checked, megatron_flags, model_of
+from milpplan.launchers.megatron.gpt_neox import from_neox
 from milpplan.launchers.megatron.plan import (
     check_problem,
     for_version,
@@ -23,10 +26,11 @@ from milpplan.launchers.megatron.plan import (
     recipe_note,
     software_of,
 )
+from milpplan.launchers.megatron.programs import from_other_script, from_primus
 from milpplan.launchers.megatron.rules import MEGATRON, check_environment, check_rules, sizes_of
 from milpplan.launchers.scripts import arguments_script
 from milpplan.launchers.shell import is_mark, readable, unknown_in
-from milpplan.launchers.shell.launch_text import Given, from_script, from_yaml
+from milpplan.launchers.shell.launch_text import Given, from_script, from_yaml, load_yaml
 from milpplan.launchers.shell.tree import how_to_decide
 from milpplan.problem import ModelSpec, Plan, Problem
 from milpplan.problem.reading import shown
@@ -154,11 +158,36 @@ def imported(request: ImportRequest) -> Imported:
         IllegalPlanError: Megatron-LM would refuse the arguments.
     """
     if request.source.lower().endswith((".yaml", ".yml")):
-        read = from_yaml(request.text, request.source)
+        data = load_yaml(request.text, request.source, "megatron")
+        read = _from_yaml(data, request)
     else:
-        read = from_script(request.text, request.source, {*PROGRAMS, *map(_program_of, request.ignored)})
-        _check_program(read.program, request.source, request.ignored)
+        read = from_other_script(request) or _with_stated(_from_script(request), request)
+    if read.ignored:
+        request = replace(request, ignored=())
     return imported_from(read, request)
+
+
+def _from_yaml(data: dict[str, Any], request: ImportRequest) -> Given:
+    """Read a YAML of Megatron-LM's arguments, or of a program that has other names for them."""
+    names = {str(name).replace("-", "_") for name in data}
+    if {"modules", "workspace"} <= names:
+        return from_primus(data, request)
+    if "pipe_parallel_size" in names:
+        return from_neox(data, request)
+    return _with_stated(from_yaml(data, request.source), request)
+
+
+def _from_script(request: ImportRequest) -> Given:
+    """Read a script that starts Megatron-LM's own programs."""
+    read = from_script(request.text, request.source, {*PROGRAMS, *map(_program_of, request.ignored)})
+    _check_program(read.program, request.source, request.ignored)
+    return read
+
+
+def _with_stated(read: Given, request: ImportRequest) -> Given:
+    """Append what options state; the last occurrence of a flag counts."""
+    stated = [(f"--{name.replace('_', '-')}", (str(value),)) for name, value in request.given.items()]
+    return replace(read, pairs=(*read.pairs, *stated))
 
 
 def imported_from(read: Given, request: ImportRequest) -> Imported:
@@ -171,14 +200,15 @@ def imported_from(read: Given, request: ImportRequest) -> Imported:
     world = _world(read, request.num_gpus, request.source)
     names = frozenset(map(_spelled, request.ignored))
     pairs = _resolved(read, request.source, names)
-    everything, unknown = checked(((name, values) for name, values in pairs if name not in names), request.source)
+    asked, old = _of_today([(name, values) for name, values in pairs if name not in names])
     left_out = [readable(" ".join((name, *values))) for name, values in pairs if name in names]
     _check_names(read, request.ignored)
     if read.program in map(_program_of, request.ignored) and read.program not in PROGRAMS:
         left_out.insert(0, f"{read.program} is taken as a program that trains the GPT of its arguments")
-    given, old = _of_today(everything, unknown)
-    unknown = tuple(readable(flag) for flag in unknown)
-    _check_known([flag for flag in unknown if not is_quiet(flag.split()[0]) and flag not in old], request.source)
+    # Unknown flags tell more than values that a fork of the program accepts.
+    _check_known([readable(" ".join(flag)) for flag in _unknown(asked) if not is_quiet(flag[0])], request.source)
+    given, flags = checked(asked, request.source)
+    unknown = tuple(map(readable, flags))
     check_rules(given, world, "Correct the arguments, or the number of GPUs (--gpus).")
     built = model_of(
         given,
@@ -190,13 +220,18 @@ def imported_from(read: Given, request: ImportRequest) -> Imported:
     job = job_of(given, world)
     plan = plan_of(given, world, built, job)
     there, notes = software_of(given, request.hardware, built, sizes_of(given, world).ep)
+    if given.given("--fp16"):
+        notes.append("fp16 is priced as bf16; the scaling of the loss and its checks are not counted.")
     if job.precision == "fp8":
         notes.append(recipe_note(given, there.accelerator))
+    if _pads_alike(given, built.vocab_size):
+        given.looked_at.add(_DIVISOR)
     _check_priced(given)
     problem = Problem(model=built, hardware=there, job=job)
     if read.world and read.world != world:
         notes.append(f"The file starts {read.world} processes where nothing else is set; {world} are taken.")
-    return Imported(problem, plan, unknown, tuple(left_out), (*notes, *old.values()))
+    left_out += read.ignored
+    return Imported(problem, plan, unknown, tuple(left_out), (*read.notes, *notes, *old.values()))
 
 
 def _world(read: Given, num_gpus: int | None, source: str) -> int:
@@ -295,36 +330,42 @@ def _resolved(read: Given, source: str, ignored: frozenset[str]) -> list[tuple[s
 OLD_FULL = "--checkpoint-activations"
 
 
-def _of_today(given: Arguments, unknown: Collection[str]) -> tuple[Arguments, dict[str, str]]:
+def _unknown(pairs: Iterable[tuple[str, Values]]) -> list[Values]:
+    """List the flags, with their values, that the launcher's parser does not have."""
+    return [(name, *values) for name, values in pairs if name not in megatron_flags()]
+
+
+def _of_today(
+    pairs: list[tuple[str, Values]],
+) -> tuple[list[tuple[str, Values]], dict[str, str]]:
     """Translate arguments of 2021 into current ones, with a note for each.
 
     Raises:
         InvalidInputError: they contradict current arguments.
     """
-    if OLD_FULL not in given.values:
-        return given, {}
-    today = [flag for flag in given.values if flag.startswith("--recompute-")]
+    if OLD_FULL not in dict(pairs):
+        return pairs, {}
+    today = [name for name, _ in pairs if name.startswith("--recompute-")]
     if today:
         raise InvalidInputError(
             f"{OLD_FULL} is given together with {today[0]}.",
             "Expected one of them: the first is of 2021, and today's parser refuses it.",
             f"Leave {OLD_FULL} out.",
         )
-    values = {name: value for name, value in given.values.items() if name != OLD_FULL}
-    values |= {
-        "--recompute-granularity": ("full",),
-        "--recompute-method": ("uniform",),
-        "--recompute-num-layers": ("1",),
-    }
     notes = {
         OLD_FULL: f"{OLD_FULL} is read as in Megatron-LM of 2021, full recomputation of every layer; today's "
         "parser refuses it."
     }
     # Number of layers per kept input; only 1 is supported.
-    chunk = next((flag for flag in unknown if flag.split() == ["--checkpoint-num-layers", "1"]), None)
-    if chunk is not None:
-        notes[chunk] = f"{chunk}: the input of every layer is kept."
-    return Arguments(values), notes
+    chunk = ("--checkpoint-num-layers", ("1",))
+    if chunk in pairs:
+        notes[chunk[0]] = f"{chunk[0]} 1: the input of every layer is kept."
+    current = [
+        ("--recompute-granularity", ("full",)),
+        ("--recompute-method", ("uniform",)),
+        ("--recompute-num-layers", ("1",)),
+    ]
+    return [pair for pair in pairs if pair[0] != OLD_FULL and pair != chunk] + current, notes
 
 
 def _check_known(unknown: Collection[str], source: str) -> None:
@@ -341,6 +382,16 @@ def _check_known(unknown: Collection[str], source: str) -> None:
             "Expected its own: what others do to the cost is not known.",
             f"Take them out, or accept not to see what they cost: --ignore {first.lstrip('-')} (repeatable).",
         )
+
+
+_DIVISOR = "--make-vocab-size-divisible-by"
+
+
+def _pads_alike(given: Arguments, vocab_size: int) -> bool:
+    """Test whether neither the given divisor of the vocabulary nor the priced one, 128, adds a row."""
+    tp = given.needed("--tensor-model-parallel-size")
+    divisors = [int(value) for value in (*given.values.get(_DIVISOR, ()), "128")]
+    return all(divisor > 0 and vocab_size % (divisor * tp) == 0 for divisor in divisors)
 
 
 def _check_priced(given: Arguments) -> None:

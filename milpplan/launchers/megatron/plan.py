@@ -335,10 +335,11 @@ def job_of(given: Arguments, world: int) -> Job:
         InvalidInputError: a number format or an optimizer is not priced.
     """
     sizes = sizes_of(given, world)
-    if not given.given("--bf16"):
+    half = given.given("--fp16")
+    if not given.given("--bf16") and not half:
         raise InvalidInputError(
-            f"The run is in {'fp16' if given.given('--fp16') else 'fp32'}, without --bf16.",
-            "Expected bf16, with or without fp8: other formats are not priced.",
+            "The run is in fp32, without --bf16 or --fp16.",
+            "Expected bf16 or fp16, with or without fp8: other formats are not priced.",
             "Add --bf16 to compare it as a run in bf16.",
         )
     if given.text("--optimizer") != "adam":
@@ -347,7 +348,8 @@ def job_of(given: Arguments, world: int) -> Job:
             "Expected adam, whose states and update are priced.",
             "Use --optimizer adam to compare it as such a run.",
         )
-    given.given("--accumulate-allreduce-grads-in-fp32")
+    # Only bf16 accumulates in fp32 by default (A:1195-1219).
+    coarse = given.given("--grad-reduce-in-bf16") or half > given.given("--accumulate-allreduce-grads-in-fp32")
     backend = given.text("--attention-backend")
     local = given.text("--transformer-impl") == "local" and not given.given("--use-flash-attn")
     data = {
@@ -356,7 +358,7 @@ def job_of(given: Arguments, world: int) -> Job:
         "sequence_length": given.needed("--seq-length"),
         "precision": "fp8" if given.given("--fp8-format") else "bf16",
         "attention_kernel": "unfused" if backend in ("unfused", "local") or local else "flash",
-        "grad_dtype": "bf16" if given.given("--grad-reduce-in-bf16") else "fp32",
+        "grad_dtype": "bf16" if coarse else "fp32",
     }
     # It has no effect without --fp8-format; with it, recipe_note says which parts are priced.
     given.text("--fp8-recipe")
@@ -557,7 +559,8 @@ def software_of(
         InvalidInputError: the dispatcher is not priced.
     """
     changes: dict[str, bool] = {}
-    dispatcher = given.text("--moe-token-dispatcher-type") if model.has_experts else None
+    dispatcher = given.text("--moe-token-dispatcher-type")
+    dispatcher = dispatcher if model.has_experts else None
     if dispatcher == "allgather" and ep > 1:
         raise InvalidInputError(
             "--moe-token-dispatcher-type is allgather (the default), with experts over several ranks.",

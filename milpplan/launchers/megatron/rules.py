@@ -324,6 +324,8 @@ def sizes_of(given: Arguments, world: int) -> Sizes:
     experts = given.count("--num-experts", 0)
     tp = given.needed("--tensor-model-parallel-size")
     pp, layers = given.needed("--pipeline-model-parallel-size"), given.needed("--num-layers")
+    # Without experts it has no effect.
+    etp = given.count("--expert-tensor-parallel-size", tp)
     if layers > MAX_LAYERS:
         raise InvalidInputError(
             f"--num-layers is {layers}.", f"Expected at most {MAX_LAYERS} layers.", "Correct --num-layers."
@@ -335,7 +337,7 @@ def sizes_of(given: Arguments, world: int) -> Sizes:
         cp=given.needed("--context-parallel-size"),
         pp=pp,
         ep=given.needed("--expert-model-parallel-size"),
-        etp=given.count("--expert-tensor-parallel-size", tp) if experts else 1,
+        etp=etp if experts else 1,
         experts=experts,
         layers=layers,
         vpp=virtual_stages(given, layers, pp),
@@ -655,6 +657,7 @@ MEGATRON = Capability(
     # Megatron-FSDP adds the groups up once a step (core/distributed/fsdp/src/megatron_fsdp/megatron_fsdp.py).
     hybrid_stages=(1,),
     recompute_counts="block",
+    batch_settings={"micro-batch": "micro_batch_size", "seq-len": "seq_length"},
     modes=megatron_modes,
     more_limits=megatron_limits,
     complete=True,

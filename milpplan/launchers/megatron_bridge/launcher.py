@@ -203,7 +203,7 @@ def read(name: Name, text: str) -> Values | None:
 
 OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 QUIET: Mapping[str, str] = {
-    r"(rng|scheduler|logger|tokenizer|profiling|dataset|train|dist|optimizer)\..*": (
+    r"(rng|scheduler|logger|tokenizer|profiling|dataset|train|validation|dist|optimizer)\..*": (
         "seeds, numbers of the update, data and records: bridge_keys.json lists them one by one"
     ),
     r"checkpoint\..*": "works between steps",

@@ -31,13 +31,15 @@ class Given:
     """Words of a file before they are interpreted.
 
     ``stray``: words that belong to no flag. ``program``: the program that the command starts; empty for flags
-    alone.
+    alone. ``ignored``: settings that the caller ignores and that are left out already. ``notes``: remarks.
     """
 
     pairs: tuple[tuple[str, Values], ...]
     world: int | None
     stray: tuple[str, ...]
     program: str = ""
+    ignored: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def from_script(text: str, source: str, programs: Collection[str] = ()) -> Given:
@@ -175,7 +177,7 @@ _BESIDE = ("ENV_VARS", "TEST_TYPE", "MODE", "METRICS", "BEFORE_SCRIPT", "AFTER_S
 """Tables beside MODEL_ARGS in Megatron-LM's own tests: they describe the check of a run, not its training."""
 
 
-def from_yaml(text: str, source: str) -> Given:
+def from_yaml(data: dict[str, Any], source: str) -> Given:
     """Read a mapping of arguments, at the top level or in a table MODEL_ARGS or arguments.
 
     FlagScale sorts the arguments into tables of tables (flagscale/runner/utils.py, flatten_dict_to_args).
@@ -183,9 +185,8 @@ def from_yaml(text: str, source: str) -> Given:
     Names may have dashes. True gives a switch; false and null leave a flag out.
 
     Raises:
-        InvalidInputError: the text is not such a mapping, or the parser is not installed.
+        InvalidInputError: a value is none of a command line.
     """
-    data = load_yaml(text, source, "megatron")
     if {"system", "model"} <= data.keys():
         data = _with_width(_leaves({name: data[name] for name in ("system", "model", "data") if name in data}))
     table = next((key for key in ("MODEL_ARGS", "arguments", "args") if isinstance(data.get(key), dict)), None)
@@ -195,7 +196,7 @@ def from_yaml(text: str, source: str) -> Given:
         rest = {key: value for key, value in data.items() if key not in (table, *_BESIDE)}
         data = data[table]
     pairs = [
-        (f"--{str(name).lstrip('-').replace('_', '-')}", _yaml_values(value, f"{source}: {shown(name)}"))
+        (f"--{str(name).lstrip('-').replace('_', '-')}", yaml_values(value, f"{source}: {shown(name)}"))
         for name, value in [*data.items(), *rest.items()]
     ]
     world = next((int(v[0]) for name, v in pairs if name == "--world-size" and v and _COUNT.fullmatch(v[0])), None)
@@ -244,10 +245,10 @@ def _with_width(data: dict[str, Any]) -> dict[str, Any]:
 
 
 _FORMATS: Mapping[str, tuple[frozenset[str], str]] = {
-    "Primus": (frozenset(("modules", "workspace")), ""),
-    "GPT-NeoX": (frozenset(("pipe_parallel_size",)), ""),
-    "LLaMA-Factory": (frozenset(("finetuning_type", "stage")), ""),
-    "axolotl": (frozenset(("base_model", "datasets")), ""),
+    "Primus": (frozenset(("modules", "workspace")), "megatron"),
+    "GPT-NeoX": (frozenset(("pipe_parallel_size",)), "megatron"),
+    "LLaMA-Factory": (frozenset(("finetuning_type", "stage")), "accelerate"),
+    "axolotl": (frozenset(("base_model", "datasets")), "accelerate"),
     "FlagScale": (frozenset(("system", "model")), "megatron"),
     "Accelerate": (frozenset(("distributed_type", "compute_environment")), "accelerate"),
     "NeMo AutoModel": (frozenset(("step_scheduler", "model")), "automodel"),
@@ -311,8 +312,12 @@ def load_yaml(text: str, source: str, launcher: str) -> dict[str, Any]:
     return data
 
 
-def _yaml_values(value: object, name: str) -> Values | None:
-    """Convert a YAML value to words; None: the flag is not given."""
+def yaml_values(value: object, name: str) -> Values | None:
+    """Convert a YAML value to words; None: the flag is not given.
+
+    Raises:
+        InvalidInputError: no command line has such a value.
+    """
     if value is None or value is False:
         return None
     if value is True:

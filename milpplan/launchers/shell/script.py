@@ -49,6 +49,8 @@ _ENVIRONMENT_FILES = re.compile(
 )
 _ENVIRONMENT_TOOLS = re.compile(r"\b(?:conda|mamba|micromamba|pyenv|spack|direnv|ssh-agent|modulecmd)\b")
 """Files that set up paths and packages but no training arguments."""
+_HAS_INDEX = re.compile(r"\[.*\]\+?=", re.DOTALL)
+"""Element of an array that names its index."""
 _SHELLS = ("bash", "sh", "zsh", "dash")
 _PASSING = frozenset({"exec", "command", "builtin", "nohup", "time"})
 
@@ -370,7 +372,7 @@ class _Reader:
             return
         if assign.is_array:
             elements = [text for word in assign.value for text in self.words.expanded(word)]  # type: ignore[arg-type]
-            if any(word and word[0].text.startswith("[") for word in assign.value):  # type: ignore[index]
+            if any(_HAS_INDEX.match("".join(part.text for part in word)) for word in assign.value):  # type: ignore[union-attr]
                 elements = [marked(f"${assign.name} (elements by their places)", (assign.name,))]
             self.shell.assign(
                 assign.name, (self.shell.as_list(assign.name, old) if assign.append else []) + elements

@@ -25,6 +25,10 @@ PERHAPS = "perhaps"
 """Value of an entry that only some branches set."""
 
 
+IFS = " \t\n"
+"""Characters that split words, where a script sets no others."""
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """Command that the script runs, or may run behind an undecided condition."""
@@ -154,8 +158,11 @@ class Shell:
                 self.put(f"exported {name}", self.state["allexport"])
 
     def variable(self, name: str) -> Value | object:
-        """Return the value of a variable; ``ABSENT`` where the script never set it."""
-        return self.state.get(name, ABSENT)
+        """Return the value of a variable; ``ABSENT`` where the script never set it.
+
+        A shell does not take IFS from its environment.
+        """
+        return self.state.get(name, IFS if name == "IFS" else ABSENT)
 
     # Undecided conditions.
 

@@ -10,7 +10,7 @@ from milpplan.errors import InvalidInputError
 from milpplan.launchers.shell import syntax as syntax
 from milpplan.launchers.shell import tree as tree
 from milpplan.launchers.shell.conditions import Truth, matches, nonempty, pattern_matcher
-from milpplan.launchers.shell.state import ABSENT, NAME, Shell, Value
+from milpplan.launchers.shell.state import ABSENT, IFS, NAME, Shell, Value
 from milpplan.launchers.shell.tree import MARK, deciders_in, is_mark, marked
 
 _TOKEN = re.compile(
@@ -398,7 +398,7 @@ class Words:
             if values is None:
                 return self.default(fields, rest, part, split)
         values = values or []
-        if "IFS" in self.shell.state and (star or (split and not part.quoted)):
+        if self.shell.variable("IFS") != IFS and (star or (split and not part.quoted)):
             values = [marked(f"${part.text} (split by IFS)", (name,))] if values else []
         if (many or (star and not part.quoted)) and split:
             fields.add_each(values, split=not part.quoted)

@@ -1,0 +1,474 @@
+"""Programs that take Megatron-LM's arguments under other names: each reads as the arguments it stands for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from milpplan.errors import InvalidInputError
+from milpplan.launchers import ImportRequest, target_named
+from milpplan.launchers.megatron.launcher import Imported
+from tests.simulation.cases import shipped_hardware, shipped_model
+
+NEOX = """{
+  "pipe_parallel_size": 2, "model_parallel_size": 2, "num_layers": 24, "hidden_size": 2048,
+  "num_attention_heads": 16, "seq_length": 2048, "max_position_embeddings": 2048, "norm": "layernorm",
+  "pos_emb": "rotary", "no_weight_tying": true, "attention_config": [[["flash"], 24]],
+  "bias_gelu_fusion": true, "layernorm_fusion": true, "rmsnorm_fusion": true, "rope_fusion": true,
+  "bias_dropout_fusion": true, "scaled_upper_triang_masked_softmax_fusion": true,
+  "optimizer": {"type": "Adam", "params": {"lr": 0.0002}}, "zero_optimization": {"stage": 1, "overlap_comm": True},
+  "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 8, "checkpoint_activations": true,
+  "hidden_dropout": 0, "attention_dropout": 0, "fp16": {"enabled": true, "loss_scale": 0}, "tensorboard-dir": "x",
+}
+"""
+PRIMUS = """
+workspace: ${PRIMUS_WORKSPACE:./output}
+modules:
+  pre_trainer:
+    framework: megatron
+    model: ${PRIMUS_MODEL:small}.yaml
+    overrides:
+      stderr_sink_level: DEBUG
+      micro_batch_size: 2
+      global_batch_size: 64
+      seq_length: ${PRIMUS_SEQ_LENGTH:4096}
+      tensor_model_parallel_size: 2
+      sequence_parallel: 1
+      overlap_grad_reduce: true
+      high_priority_stream_groups: []
+      enable_primus_turbo: true
+      recompute_granularity: null
+"""
+PRESETS = {
+    "base.yaml": "swiglu: true\nadd_bias_linear: false\nposition_embedding_type: rope\nnormalization: RMSNorm\n"
+    "hidden_dropout: 0.0\nattention_dropout: 0.0\nuntie_embeddings_and_output_weights: true\nnum_layers: 2\n",
+    "small.yaml": "extends:\n  - base.yaml\nnum_layers: 32\nhidden_size: 4096\nffn_hidden_size: 14336\n"
+    "num_attention_heads: 32\ngroup_query_attention: true\nnum_query_groups: 8\nmax_position_embeddings: 8192\n",
+}
+SWIFT_SCRIPT = """NPROC_PER_NODE=8 \\
+megatron sft --model Qwen/Qwen3-32B --dataset 'a/b' --tensor_model_parallel_size 4 --sequence_parallel true \\
+    --micro_batch_size 1 --global_batch_size 16 --packing true --max_length 8192 --recompute_granularity full \\
+    --recompute_method uniform --recompute_num_layers 1 --finetune true --no_save_optim true --lr 1e-5
+"""
+SLIME_SCRIPT = """
+ray job submit -- python3 train.py --actor-num-nodes 2 --actor-num-gpus-per-node 8 --colocate \\
+    --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention \\
+    --num-query-groups 8 --swiglu --normalization RMSNorm --disable-bias-linear --vocab-size 128256 \\
+    --use-rotary-position-embeddings --untie-embeddings-and-output-weights --hidden-dropout 0 \\
+    --attention-dropout 0 --tensor-model-parallel-size 2 --sequence-parallel --attention-backend flash \\
+    --rollout-batch-size 32 --n-samples-per-prompt 8 --advantage-estimator grpo --entropy-coef 0.00 \\
+    --use-dynamic-batch-size --max-tokens-per-gpu 9216 --cross-entropy-loss-fusion
+"""
+FACTORY = """
+model_name_or_path: Qwen/Qwen3-32B
+stage: sft
+do_train: true
+finetuning_type: full
+deepspeed: configs/z3.json
+dataset: a,b
+template: qwen3
+cutoff_len: 2048
+output_dir: out
+plot_loss: true
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 2
+learning_rate: 1.0e-5
+bf16: true
+"""
+Z3 = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "bf16": {"enabled": "auto"},
+    "fp16": {"enabled": "auto", "loss_scale": 0},
+    "zero_optimization": {"stage": 3, "overlap_comm": True, "reduce_bucket_size": "auto"},
+}
+AXOLOTL = """
+base_model: NousResearch/Meta-Llama-3.1-8B
+datasets:
+  - path: a/b
+    type: alpaca
+val_set_size: 0.05
+sequence_len: 8192
+sample_packing: true
+adapter:
+gradient_accumulation_steps: 2
+micro_batch_size: 1
+num_epochs: 1
+optimizer: adamw_torch_fused
+lr_scheduler: cosine
+learning_rate: 2e-5
+bf16: auto
+attn_implementation: flash_attention_2
+fsdp_version: 2
+fsdp_config:
+  offload_params: false
+  state_dict_type: FULL_STATE_DICT
+  auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  transformer_layer_cls_to_wrap: LlamaDecoderLayer
+  reshard_after_forward: true
+  activation_checkpointing: true
+special_tokens:
+"""
+TRL = """
+model_name_or_path: mistralai/Mistral-7B-v0.1
+torch_dtype: bfloat16
+chat_template: "{{ messages }}"
+dataset_mixture:
+  datasets:
+    - id: a
+bf16: true
+gradient_accumulation_steps: 4
+gradient_checkpointing: true
+max_seq_length: 2048
+per_device_train_batch_size: 8
+learning_rate: 2.0e-05
+"""
+A = "actor_rollout_ref.actor"
+VERL_SCRIPT = f"""
+python3 -m verl.trainer.main_ppo --config-path=config --config-name='ppo_megatron_trainer.yaml' \\
+    algorithm.adv_estimator=grpo data.train_batch_size=512 data.max_prompt_length=1024 \\
+    data.max_response_length=3072 {A}.ppo_mini_batch_size=64 {A}.ppo_micro_batch_size_per_gpu=2 \\
+    {A}.megatron.tensor_model_parallel_size=2 {A}.megatron.pipeline_model_parallel_size=2 {A}.entropy_coeff=0 \\
+    +{A}.megatron.override_transformer_config.recompute_granularity=full \\
+    +{A}.megatron.override_transformer_config.recompute_method=uniform \\
+    +{A}.megatron.override_transformer_config.recompute_num_layers=1 \\
+    {A}.megatron.param_offload=False actor_rollout_ref.rollout.n=4 trainer.n_gpus_per_node=8 trainer.nnodes=2
+"""
+
+
+def read(text: str, source: str = "run.sh", **more: Any) -> Imported:
+    """The import of a text, on DGX H100."""
+    request = ImportRequest(text, source, shipped_hardware("dgx-h100"), **more)
+    return target_named("megatron", "--from").read(request)
+
+
+def primus(folder: Path, text: str = PRIMUS, **more: Any) -> Imported:
+    """The import of an experiment that lies in a copy of Primus with two presets."""
+    models = folder / "primus" / "configs" / "models" / "megatron"
+    models.mkdir(parents=True, exist_ok=True)
+    for name, preset in PRESETS.items():
+        (models / name).write_text(preset, encoding="utf-8")
+    (folder / "examples").mkdir(exist_ok=True)
+    return read(text, str(folder / "examples" / "run.yaml"), num_gpus=8, vocab_size=128256, **more)
+
+
+def test_gpt_neox_runs_under_deepspeeds_pipeline() -> None:
+    """Batches multiply; ZeRO 1 shards, and reduces after the last backward pass even with overlap_comm."""
+    found = read(NEOX, "neox.yml", num_gpus=16, vocab_size=50304)
+    layout = found.plan.layout
+    assert (layout.tp, layout.pp, layout.dp, layout.micro_batch_size) == (2, 2, 4, 4)
+    assert (layout.global_batch_size, layout.zero_stage, layout.overlap_grad_reduce) == (128, 1, False)
+    assert [stage.recompute.full for stage in found.plan.virtual_stages] == [12, 12]
+    model = found.problem.model
+    assert (model.num_layers, model.norm, model.tie_word_embeddings) == (24, "layernorm", False)
+    assert model.kinds[0].mlp.intermediate_size == 4 * 2048
+    assert (found.problem.job.grad_dtype, found.problem.job.attention_kernel) == ("bf16", "flash")
+    alone = read(
+        NEOX.replace('"pipe_parallel_size": 2', '"pipe_parallel_size": 0'), "n.yml", num_gpus=16, vocab_size=50304
+    )
+    assert alone.plan.layout.overlap_grad_reduce
+
+
+def test_gpt_neox_splits_a_gated_width_in_three() -> None:
+    """The stated width counts both halves of a gated block, rounded up: 2/3 of 32,768, halved, is 11,008."""
+    text = NEOX.replace(
+        '"norm"', '"activation": "swiglu", "intermediate_size": 32768, "mlp_multiple_of": 256, "norm"'
+    )
+    mlp = read(text, "n.yml", num_gpus=16, vocab_size=50304).problem.model.kinds[0].mlp
+    assert (mlp.intermediate_size, mlp.gated) == (11008, True)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ('"norm"', '"gpt_j_residual": true, "norm"', "gpt_j_residual"),
+        ('"norm"', '"use_bias_in_attn_linear": false, "norm"', "use_bias_in_mlp"),
+        ('"norm"', '"synchronize_each_layer": true, "norm"', "synchronize_each_layer"),
+        ('"norm"', '"partition_activations": true, "norm"', "partition_activations"),
+        ('"norm"', '"moe_num_experts": 8, "norm"', "moe_num_experts"),
+        ('"norm"', '"something_new": 1, "norm"', "something_new"),
+        ('"stage": 1', '"stage": 2', "zero_optimization.stage"),
+        ('"Adam"', '"OneBitAdam"', "optimizer.type"),
+        ('"flash"', '"sparse_fixed"', "attention_config"),
+        ('"seq_length": 2048,', "", "seq_length"),
+        ('"train_micro_batch_size_per_gpu": 4,', "", "train_micro_batch_size_per_gpu"),
+    ],
+)
+def test_gpt_neox_settings_that_are_not_priced_are_refused_by_name(old: str, new: str, named: str) -> None:
+    """Other layers, other updates, waits in every layer, sizes that are left out."""
+    with pytest.raises(InvalidInputError, match=named):
+        read(NEOX.replace(old, new), "neox.yml", num_gpus=16, vocab_size=50304)
+
+
+def test_a_setting_of_gpt_neox_can_be_ignored_or_stated() -> None:
+    """The answer names what it leaves out; options state what a file leaves to another."""
+    slow = NEOX.replace('"norm"', '"synchronize_each_layer": true, "norm"')
+    found = read(slow, "n.yml", num_gpus=16, vocab_size=50304, ignored=("synchronize_each_layer",))
+    assert found.ignored_flags == ("synchronize_each_layer = True",)
+    plain = read(NEOX, "n.yml", num_gpus=16, vocab_size=50304)
+    assert (found.plan, found.problem) == (plain.plan, plain.problem)
+    bare = NEOX.replace('"train_micro_batch_size_per_gpu": 4,', "")
+    said = read(bare, "n.yml", num_gpus=16, vocab_size=50304, given={"train_micro_batch_size_per_gpu": 4})
+    assert said.plan == plain.plan
+
+
+def test_primus_takes_the_presets_and_then_the_overrides(tmp_path: Path) -> None:
+    """Presets extend others; the nearest value counts; variables have their defaults; names are Megatron-LM's."""
+    found = primus(tmp_path)
+    layout = found.plan.layout
+    assert (layout.tp, layout.dp, layout.micro_batch_size, layout.global_batch_size) == (2, 4, 2, 64)
+    assert (layout.sequence_parallel, layout.zero_stage, layout.overlap_grad_reduce) == (True, 1, True)
+    model = found.problem.model
+    assert (model.num_layers, model.hidden_size, model.default_sequence_length) == (32, 4096, 4096)
+    assert not model.kinds[0].mlp.bias
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("gradient_accumulation_fusion: false", "no-gradient-accumulation-fusion"),
+        ("use_turbo_deepep: true", "use-turbo-deepep"),
+        ("no_fp8_weight_transpose_cache: true", "no-fp8-weight-transpose-cache"),
+        ("use_torch_fsdp2: true", "use-torch-fsdp2"),
+        ("something_new: 3", "something-new"),
+    ],
+)
+def test_settings_of_primus_that_are_not_priced_are_refused_by_name(tmp_path: Path, line: str, named: str) -> None:
+    """Its own kernels are quiet where they are priced as such, and nothing else is; --ignore takes the rest."""
+    text = PRIMUS.replace("      micro_batch", f"      {line}\n      micro_batch")
+    with pytest.raises(InvalidInputError, match=named):
+        primus(tmp_path, text)
+    assert primus(tmp_path, text, ignored=(named,)).plan == primus(tmp_path).plan
+
+
+def test_a_preset_of_primus_must_be_there(tmp_path: Path) -> None:
+    """The sizes are in the preset alone, and other frameworks are other programs."""
+    with pytest.raises(InvalidInputError, match=r"small\.yaml"):
+        read(PRIMUS, str(tmp_path / "run.yaml"), num_gpus=8)
+    with pytest.raises(InvalidInputError, match="pre_trainer"):
+        primus(tmp_path, PRIMUS.replace("framework: megatron", "framework: torchtitan"))
+
+
+def test_ms_swift_takes_the_model_from_its_description() -> None:
+    """true and false are words; the length is that of a packed sequence; ZeRO 1 and bf16 are its defaults."""
+    model = shipped_model("qwen3-32b")
+    found = read(SWIFT_SCRIPT, model=model)
+    layout = found.plan.layout
+    assert (layout.tp, layout.dp, layout.zero_stage, layout.sequence_parallel) == (4, 2, 1, True)
+    assert (layout.micro_batch_size, layout.global_batch_size) == (1, 16)
+    assert (found.problem.model, found.problem.job.sequence_length) == (model, 8192)
+    assert [stage.recompute.full for stage in found.plan.virtual_stages] == [model.num_layers]
+    loose = read(SWIFT_SCRIPT.replace("--packing true", ""), model=model)
+    assert any("at most as long" in note for note in loose.notes)
+    with pytest.raises(InvalidInputError, match="core_attn"):
+        read(SWIFT_SCRIPT.partition("--recompute_granularity")[0], model=model)
+    with pytest.raises(InvalidInputError, match="--model"):
+        read(SWIFT_SCRIPT)
+    with pytest.raises(InvalidInputError, match="--max_length"):
+        read(SWIFT_SCRIPT.replace("--max_length 8192", ""), model=model)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("--tuner_type lora", "tuner-type"),
+        ("--lora_rank 8", "lora-rank"),
+        ("--optimizer_cpu_offload true", "optimizer-cpu-offload"),
+        ("--mtp_num_layers 1", "mtp-num-layers"),
+        ("--something_new 1", "something-new"),
+        ("--padding_free false", "padding-free"),
+    ],
+)
+def test_settings_of_ms_swift_that_are_not_priced_are_refused_by_name(words: str, named: str) -> None:
+    """Adapters, offloading, padded batches."""
+    with pytest.raises(InvalidInputError, match=named):
+        read(SWIFT_SCRIPT.replace("--lr", f"{words} --lr"), model=shipped_model("qwen3-32b"))
+
+
+def test_slime_packs_micro_batches_to_a_limit_of_tokens() -> None:
+    """9,216 tokens hold two sequences of 4,096; a step has the samples of all prompts."""
+    found = read(SLIME_SCRIPT, given={"seq_length": 4096})
+    layout = found.plan.layout
+    assert (layout.tp, layout.dp, layout.micro_batch_size, layout.global_batch_size) == (2, 8, 2, 256)
+    assert layout.zero_stage == 1
+    assert not found.problem.model.kinds[0].mlp.bias
+    assert any("update of the policy alone" in note for note in found.notes)
+    assert read(SLIME_SCRIPT, given={"seq_length": 4096, "micro_batch_size": 1}).plan.layout.micro_batch_size == 1
+    with pytest.raises(InvalidInputError, match="--seq-len"):
+        read(SLIME_SCRIPT)
+    tuned = SLIME_SCRIPT.replace("--colocate", "--loss-type sft_loss")
+    assert not any("policy" in note for note in read(tuned, given={"seq_length": 4096}).notes)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("--optimizer-cpu-offload", "optimizer-cpu-offload"),
+        ("--enable-mtp-training", "enable-mtp-training"),
+        ("--entropy-coef 0.1", "entropy-coef"),
+        ("--post-mlp-layernorm", "post-mlp-layernorm"),
+        ("--only-train-params-name-list a", "only-train-params-name-list"),
+        ("--actor-num-nodes $NODES", "actor_num_nodes"),
+    ],
+)
+def test_settings_of_slime_that_are_not_priced_are_refused_by_name(words: str, named: str) -> None:
+    """Offloading, other layers, frozen weights; a number that only the shell knows."""
+    with pytest.raises(InvalidInputError, match=named):
+        read(SLIME_SCRIPT.replace("--cross", f"{words} --cross"), given={"seq_length": 4096})
+
+
+def test_verl_updates_its_actor_with_megatrons_arguments() -> None:
+    """A mini-batch has n samples of each prompt; sequences are as long as prompt and response together."""
+    model = shipped_model("llama3-8b")
+    found = read(VERL_SCRIPT, model=model)
+    layout = found.plan.layout
+    assert (layout.tp, layout.pp, layout.dp, layout.sequence_parallel) == (2, 2, 4, True)
+    assert (layout.micro_batch_size, layout.global_batch_size, layout.zero_stage) == (2, 256, 1)
+    assert (found.problem.model, found.problem.job.sequence_length) == (model, 4096)
+    assert [stage.recompute.full for stage in found.plan.virtual_stages] == [16, 16]
+    dynamic = f"{A}.use_dynamic_bsz=True {A}.ppo_max_token_len_per_gpu=16384 trainer.nnodes"
+    assert read(VERL_SCRIPT.replace("trainer.nnodes", dynamic), model=model).plan.layout.micro_batch_size == 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("param_offload=False", "param_offload=True", "param-offload"),
+        (f"{A}.entropy_coeff=0", f"{A}.entropy_coeff=0.01", "entropy-coeff"),
+        ("trainer.nnodes=2", f"trainer.nnodes=2 {A}.something_new=1", "something-new"),
+        ("trainer.nnodes=2", "trainer.nnodes=$NODES", "trainer.nnodes"),
+        (f"{A}.megatron.", f"{A}.fsdp_config.", "FSDP"),
+    ],
+)
+def test_settings_of_verl_that_are_not_priced_are_refused_by_name(old: str, new: str, named: str) -> None:
+    """Offloading, the entropy of every token, other workers."""
+    with pytest.raises(InvalidInputError, match=named):
+        read(VERL_SCRIPT.replace(old, new), model=shipped_model("llama3-8b"))
+
+
+def test_two_commands_are_not_chosen_from() -> None:
+    """A script that trains twice with different arguments names no single run."""
+    twice = SWIFT_SCRIPT + SWIFT_SCRIPT.replace("--lr 1e-5", "--lr 2e-5")
+    with pytest.raises(InvalidInputError, match="2 ways"):
+        read(twice, model=shipped_model("qwen3-32b"))
+
+
+def trained(text: str, source: str = "run.yaml", model: str = "llama3-8b", **more: Any) -> Imported:
+    """The import of a YAML of a program that starts Transformers' trainer, on eight processes."""
+    request = ImportRequest(text, source, shipped_hardware("dgx-h100"), 8, shipped_model(model), **more)
+    return target_named("accelerate", "--from").read(request)
+
+
+def factory(folder: Path, text: str = FACTORY, settings: Any = None) -> Imported:
+    """The import of a run of LLaMA-Factory, whose configuration of DeepSpeed is named from a folder above it."""
+    (folder / "configs").mkdir(exist_ok=True)
+    (folder / "configs" / "z3.json").write_text(json.dumps(settings or Z3), encoding="utf-8")
+    return trained(text, str(folder / "examples" / "run.yaml"), "qwen3-32b")
+
+
+def test_llama_factory_recomputes_unless_told_otherwise(tmp_path: Path) -> None:
+    """The trainer fills in what DeepSpeed's configuration leaves open; every layer is recomputed by default."""
+    found = factory(tmp_path)
+    layout = found.plan.layout
+    assert (layout.dp, layout.micro_batch_size, layout.num_micro_batches, layout.zero_stage) == (8, 1, 2, 3)
+    assert found.problem.job.sequence_length == 2048
+    assert found.plan.virtual_stages[0].recompute.full == found.problem.model.num_layers
+    kept = factory(tmp_path, FACTORY + "disable_gradient_checkpointing: true\n")
+    assert kept.plan.virtual_stages[0].recompute.full == 0
+    unsharded = factory(tmp_path, FACTORY.replace("deepspeed: configs/z3.json\n", ""))
+    assert unsharded.plan.layout.zero_stage == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("finetuning_type: full", "finetuning_type: lora\nlora_rank: 8", "finetuning_type, lora_rank"),
+        ("stage: sft", "stage: dpo", "stage"),
+        ("bf16: true", "bf16: true\npure_bf16: true", "pure_bf16"),
+        ("bf16: true", "fp16: true", "mixed_precision"),
+        ("bf16: true", "bf16: true\nuse_galore: true", "use_galore"),
+        ("bf16: true", "bf16: true\nneat_packing: true", "neat_packing"),
+        ("cutoff_len: 2048\n", "", "max_length"),
+        ("configs/z3.json", "configs/other.json", "other.json"),
+    ],
+)
+def test_settings_of_llama_factory_that_are_not_priced_are_refused_by_name(
+    tmp_path: Path, old: str, new: str, named: str
+) -> None:
+    """Adapters, preferences, weights of 16 bits, other optimizers; files that are not there."""
+    with pytest.raises(InvalidInputError, match=named):
+        factory(tmp_path, FACTORY.replace(old, new))
+
+
+def test_offloading_in_a_named_configuration_is_refused(tmp_path: Path) -> None:
+    """DeepSpeed's own settings are read as if they stood alone."""
+    moved = {**Z3, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}
+    with pytest.raises(InvalidInputError, match="offload_optimizer"):
+        factory(tmp_path, settings=moved)
+
+
+def test_axolotl_shards_by_its_settings_of_fsdp() -> None:
+    """The version stands beside the section, names have no prefix, and packed sequences are whole."""
+    found = trained(AXOLOTL)
+    layout = found.plan.layout
+    assert (layout.dp, layout.micro_batch_size, layout.num_micro_batches, layout.zero_stage) == (8, 1, 2, 3)
+    assert found.problem.job.sequence_length == 8192
+    assert found.plan.virtual_stages[0].recompute.full == 32
+    assert not any("at most as long" in note for note in found.notes)
+    split = trained(AXOLOTL + "dp_shard_size: 4\ntensor_parallel_size: 2\n").plan.layout
+    assert (split.tp, split.dp) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("adapter:", "adapter: lora", "adapter"),
+        ("adamw_torch_fused", "adamw_torch_8bit", "optim"),
+        ("num_epochs: 1", "plugins:\n  - axolotl.integrations.liger.LigerPlugin", "plugins"),
+        ("num_epochs: 1", "load_in_4bit: true", "load_in_4bit"),
+        ("num_epochs: 1", "context_parallel_size: 2", "context_parallel_size"),
+        ("offload_params: false", "offload_params: true", "offload_params"),
+        ("bf16: auto", "bf16: full", "bf16"),
+        ("num_epochs: 1", "something_new: 1", "something_new"),
+    ],
+)
+def test_settings_of_axolotl_that_are_not_priced_are_refused_by_name(old: str, new: str, named: str) -> None:
+    """Adapters, states of 8 bits, plug-ins, rings, offloading."""
+    with pytest.raises(InvalidInputError, match=named):
+        trained(AXOLOTL.replace(old, new))
+
+
+def test_axolotl_keeps_unsharded_weights_in_bf16() -> None:
+    """Without FSDP or DeepSpeed nobody keeps them in fp32, which is what is priced."""
+    with pytest.raises(InvalidInputError, match="dtype"):
+        trained(AXOLOTL.partition("fsdp_version")[0])
+
+
+def test_a_yaml_of_trl_needs_what_accelerate_is_told() -> None:
+    """Its keys are the trainer's; options say what shards the model."""
+    given = {"distributed_type": "DEEPSPEED", "deepspeed_config.zero_stage": 3}
+    found = trained(TRL, model="mistral-7b", given=given)
+    layout = found.plan.layout
+    assert (layout.dp, layout.micro_batch_size, layout.num_micro_batches, layout.zero_stage) == (8, 8, 4, 3)
+    assert found.plan.virtual_stages[0].recompute.full == 32
+    with pytest.raises(InvalidInputError, match="what shards the model"):
+        trained(TRL, model="mistral-7b")
+    with pytest.raises(InvalidInputError, match="use_peft"):
+        trained(TRL + "use_peft: true\n", model="mistral-7b", given=given)
+    with pytest.raises(InvalidInputError, match="use_liger_kernel"):
+        trained(TRL + "use_liger_kernel: true\n", model="mistral-7b", given=given)
+
+
+def test_accelerate_names_a_configuration_of_deepspeed(tmp_path: Path) -> None:
+    """Its own settings of DeepSpeed are in that file, the numbers are the trainer's."""
+    (tmp_path / "z3.json").write_text(json.dumps(Z3), encoding="utf-8")
+    text = "distributed_type: DEEPSPEED\nnum_processes: 8\nmixed_precision: bf16\n"
+    text += "deepspeed_config:\n  deepspeed_config_file: z3.json\n  zero3_init_flag: true\n"
+    numbers = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "block_size": 2048}
+    found = trained(text, str(tmp_path / "a.yaml"), given=numbers)
+    assert (found.plan.layout.zero_stage, found.plan.layout.num_micro_batches) == (3, 4)
