@@ -243,5 +243,5 @@ def test_a_template_and_the_numbers_of_its_trainer(tmp_path: Path) -> None:
         assert word in refused.stderr
     script = tmp_path / "run.sh"
     script.write_text("python pretrain_gpt.py --num-layers 2\n")
-    refused = run("import", str(script), "--from", "megatron", "--hardware", "dgx-h100", "--seq-len", "4096")
-    assert "--seq-len is given, and files of Megatron-LM say it" in refused.stderr
+    refused = run("import", str(script), "--from", "megatron", "--hardware", "dgx-h100", "--accumulation", "4")
+    assert "--accumulation is given, and files of Megatron-LM say it" in refused.stderr

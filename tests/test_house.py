@@ -7,9 +7,9 @@ import pytest
 from benchmarks.house import static_measures
 
 LIMITS = {
-    "modules": 370,
-    "lines": 104_000,
-    "files in the largest folder": 13,
+    "modules": 366,
+    "lines": 102_000,
+    "files in the largest folder": 14,
     "import circles": 0,
     "docstrings that open with What, Whether, The same, More or How": 3,
     "words of README.md": 1_000,

@@ -27,7 +27,7 @@ from milpplan.lengths.tabled import (
 from milpplan.lengths.tabled.levelled import pack
 from tests.oracles.hotspa_runtime import runtime_packs
 
-GOLDEN = Path(__file__).parents[1] / "data" / "launchers" / "hotspa_dp2_tp2_pp2.json"
+GOLDEN = Path(__file__).parents[2] / "data" / "launchers" / "hotspa_dp2_tp2_pp2.json"
 LAYOUTS = {"short": Degrees(dp=8), "middle": Degrees(dp=2, tp=2, pp=2), "long": Degrees(dp=1, tp=4, pp=2)}
 
 
