@@ -195,6 +195,7 @@ def rank_lists(layout: Layout, shards: int, expert_shards: int) -> dict[str, Int
     context = dense.transpose(0, 1, 3, 2).reshape(layout.pp, -1, layout.cp // layout.ulysses, layout.ulysses)
     lists = {
         "tensor": dense.reshape(layout.pp, -1, layout.tp),
+        "context": context.reshape(layout.pp, -1, layout.cp),
         "head_exchange": context.reshape(layout.pp, -1, layout.ulysses),
         "context_ring": context.swapaxes(-1, -2).reshape(layout.pp, -1, layout.cp // layout.ulysses),
         "replicas": dense.transpose(0, 3, 1, 2).reshape(layout.pp, layout.tp, -1),

@@ -20,12 +20,21 @@ import numpy as np
 
 from milpplan.communication.records import Pairs, Places, pairs_of
 from milpplan.errors import InvalidInputError
-from milpplan.problem import Indexer, LatentAttention, LayerRun, MixtureOfExperts, Problem
+from milpplan.problem import (
+    Indexer,
+    LatentAttention,
+    LayerRun,
+    LinearRecurrence,
+    MixtureOfExperts,
+    NoBlock,
+    Problem,
+)
 from milpplan.problem.model import Attention, LinearModule
 from milpplan.simulation import BoolArray, FloatArray, IntArray, LayoutColumns, LocalParameters, states
-from milpplan.simulation.layers import Shard, padded_vocab_size
+from milpplan.simulation.layers import Shard, padded_vocab_size, recurrence
 from milpplan.simulation.layers.embedding_and_head import Endpoint
-from milpplan.simulation.layers.layer_time import BF16_BYTES, FP32_BYTES, exchanged_bytes
+from milpplan.simulation.layers.layer_time import exchanged_bytes
+from milpplan.simulation.layers.shard import BF16_BYTES, FP32_BYTES
 from milpplan.simulation.layers.sparse_attention import gathered_key_width, indexer_input_bytes, selected_keys
 from milpplan.simulation.network import all_to_all_bytes, wire_factor
 from milpplan.simulation.network.collectives import PASSES, Operation, copies_sent
@@ -42,7 +51,7 @@ gathers and scatters with sequence parallelism; pp: transfers between stages, an
 sent in parts."""
 
 Groups = Literal[
-    "tensor", "head_exchange", "context_ring", "expert_tensor", "expert", "replicas", "expert_replicas",
+    "tensor", "context", "head_exchange", "context_ring", "expert_tensor", "expert", "replicas", "expert_replicas",
     "replica_shards", "expert_shards", "replica_copies", "expert_copies",
 ]  # fmt: skip
 """Groups of ranks, named as in ``placement``. Shards: replicas that shard states together. Copies: replicas that
@@ -71,7 +80,7 @@ class Message(NamedTuple):
 def _linear_pair(shard: Shard, modules: tuple[LinearModule, ...]) -> list[Message]:
     """List the tensor-parallel messages of two linear layers, ``modules`` the first one's matrices.
 
-    Source: see ``layer_time._linear_pair``.
+    Source: see ``shard.linear_pair``.
     """
     message = BF16_BYTES * shard.tokens * shard.hidden
     sp, again = (
@@ -98,7 +107,7 @@ def _context(shard: Shard, attention: Attention) -> list[Message]:
 
 def _experts(shard: Shard, moe: MixtureOfExperts) -> list[Message]:
     """List the messages of dispatch and combination, without a framework's padding."""
-    sent = BF16_BYTES * shard.tokens / shard.tp * moe.num_experts_per_tok * shard.hidden
+    sent = BF16_BYTES * shard.tokens / shard.tp * moe.num_experts_per_tok * (moe.latent_size or shard.hidden)
     ones, gathered = np.ones_like(sent), sent * shard.columns.etp
     deduplicated = shard.problem.hardware.software.deduplicated_dispatch
     copies = float(moe.num_experts_per_tok) if deduplicated else None
@@ -126,22 +135,29 @@ def _sparse_attention(shard: Shard, attention: LatentAttention, indexer: Indexer
 def layer_messages(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> list[Message]:
     """List the messages of one layer and one micro-batch; full recomputation repeats those of the forward."""
     shard = Shard.of(problem, columns)
-    attention, mlp = kind.column_modules
-    messages = _linear_pair(shard, attention)
-    if isinstance(kind.attention, LatentAttention) and kind.attention.indexer is not None:
-        messages += _sparse_attention(shard, kind.attention, kind.attention.indexer)
-    else:
-        messages += _context(shard, kind.attention)
+    messages = _mixer_messages(shard, kind)
     if isinstance(kind.mlp, MixtureOfExperts):
         messages += _experts(shard, kind.mlp)
-    if _has_dense_part(kind):
-        messages += _linear_pair(shard, mlp)
+    if kind.has_dense_part:
+        messages += _linear_pair(shard, kind.column_modules[1])
     return _forwards(messages) if problem.inference else messages
 
 
-def _has_dense_part(kind: LayerRun) -> bool:
-    """Check that a layer has a pair of linear layers beside those of attention: a dense MLP or a shared expert."""
-    return not isinstance(kind.mlp, MixtureOfExperts) or bool(kind.mlp.shared_intermediate_size)
+def _mixer_messages(shard: Shard, kind: LayerRun) -> list[Message]:
+    """List the messages of a token mixer: tensor parallelism, and the ring or exchange of context parallelism."""
+    mixer = kind.attention
+    if isinstance(mixer, NoBlock):
+        return []
+    messages = _linear_pair(shard, kind.column_modules[0])
+    if isinstance(mixer, LatentAttention) and mixer.indexer is not None:
+        return messages + _sparse_attention(shard, mixer, mixer.indexer)
+    if isinstance(mixer, LinearRecurrence):
+        width, ones = recurrence.widths(mixer), np.ones_like(shard.tokens)
+        for elements in (width.projected, width.values):
+            sent = BF16_BYTES * shard.tokens * elements / shard.tp
+            messages += [Message("cp", "all_to_all", "context", sent, ones, ones)]
+        return messages
+    return messages + _context(shard, mixer)
 
 
 def _forwards(messages: list[Message]) -> list[Message]:
@@ -153,14 +169,14 @@ def replayed_messages(problem: Problem, kind: LayerRun, columns: LayoutColumns) 
     """List the messages that selective recomputation of a layer adds to the backward of a micro-batch.
 
     With flash attention it drops the inputs of the linear pairs. If they were kept gathered, the replay gathers
-    them once more. Source: see ``layer_time._linear_pair``.
+    them once more. Source: see ``shard.linear_pair``.
     """
     if problem.inference or problem.job.attention_kernel != "flash":
         return []
     shard = Shard.of(problem, columns)
-    pairs = kind.column_modules[: 2 if _has_dense_part(kind) else 1]
-    needed = float(sum(shard.trains(*modules) for modules in pairs))
-    kept = np.where(columns.sequence_parallel & ~columns.gather_again, needed, 0.0)
+    pairs = (kind.attention.type != "none", kind.has_dense_part)
+    needed = sum(there and shard.trains(*names) for there, names in zip(pairs, kind.column_modules, strict=True))
+    kept = np.where(columns.sequence_parallel & ~columns.gather_again, float(needed), 0.0)
     return [Message("sp", "all_gather", "tensor", shard.gathered_bytes, np.zeros_like(kept), kept)]
 
 

@@ -34,6 +34,7 @@ DIVISIBILITY: Final[dict[str, Rule]] = {
     if name
     in (
         "heads_divisible_by_tp",
+        "recurrent_heads_divisible_by_tp_and_cp",
         "kv_heads_multiple_or_divisor_of_tp",
         "intermediate_size_divisible_by_tp",
         "sequence_divisible_by_twice_cp",
@@ -50,7 +51,7 @@ MAX_BOUNDED: Final = 40_000
 
 
 def _heads(problem: Problem) -> str:
-    return "/".join(sorted({str(kind.attention.num_attention_heads) for kind in problem.model.kinds}))
+    return "/".join(sorted({str(heads) for kind in problem.model.kinds for heads in kind.head_counts}))
 
 
 def _kv_heads(problem: Problem) -> str:
@@ -67,6 +68,7 @@ def _experts(problem: Problem, name: str) -> str:
 
 WORDS: Final[dict[str, Callable[[Problem], str]]] = {
     "heads_divisible_by_tp": lambda p: f"tp must divide the {_heads(p)} attention heads",
+    "recurrent_heads_divisible_by_tp_and_cp": lambda p: "tp x cp must divide the heads of linear recurrences",
     "kv_heads_multiple_or_divisor_of_tp": lambda p: (
         f"tp must divide the {_kv_heads(p)} key/value heads, or be a multiple of them"
     ),

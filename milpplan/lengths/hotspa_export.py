@@ -42,7 +42,7 @@ from milpplan.lengths.tabled import (
 from milpplan.lengths.tabled.levelled import pack
 from milpplan.lengths.tabled.plan import tour_time_ns
 from milpplan.problem import GroupedQueryAttention, ModelSpec, Problem
-from milpplan.problem.model import Attention
+from milpplan.problem.model import Mixer
 from milpplan.units import percent_text
 
 SCRIPT = "hotspa.sh"
@@ -314,7 +314,7 @@ def check_model(model: ModelSpec) -> None:
         "LayerNorm": model.norm != "rmsnorm",
         "attention other than grouped-query": any(block.type != "gqa" for block in attentions),
         "biases, sinks, windows or norms in attention": any(map(_is_special, attentions)),
-        "blocks without gates": not all(block.gated for block in mlps),
+        "blocks without gates": not all(getattr(block, "gated", False) for block in mlps),
     }
     present = [name for name, is_present in unsupported.items() if is_present]
     if present:
@@ -325,11 +325,12 @@ def check_model(model: ModelSpec) -> None:
         )
 
 
-def _is_special(attention: Attention) -> bool:
+def _is_special(attention: Mixer) -> bool:
     return isinstance(attention, GroupedQueryAttention) and bool(
         attention.qkv_bias
         or attention.output_bias
         or attention.sinks
+        or attention.output_gate
         or attention.sliding_window
         or attention.v_head_dim
         or attention.keys_are_values

@@ -56,6 +56,12 @@ def check_rules(
             "Expected layers that attend to whole sequences: a window's keys are those before a query.",
             "Leave the mask causal.",
         )
+    if rules.mask == "full" and any(kind.attention.type == "recurrence" for kind in problem.model.kinds):
+        raise InvalidInputError(
+            f"{problem.model.name} has layers with a linear recurrence, and the mask is full.",
+            "Expected layers that attend to whole sequences: a recurrence sees the tokens before.",
+            "Leave the mask causal.",
+        )
     if rules.padded and baselines:
         raise InvalidInputError(
             "Baselines are asked for, and sequences are padded.",

@@ -40,8 +40,10 @@ if TYPE_CHECKING:
         Indexer,
         LatentAttention,
         LayerRun,
+        LinearRecurrence,
         MixtureOfExperts,
         ModelSpec,
+        NoBlock,
     )
     from milpplan.problem.overlay import (
         COLLECTIVES,

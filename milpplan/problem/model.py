@@ -38,6 +38,8 @@ class GroupedQueryAttention(Record):
     chunked: bool = False
     """The window does not slide: positions are cut in chunks of ``sliding_window``, and a query attends to the
     keys of its own chunk (Llama 4)."""
+    output_gate: bool = False
+    """A gate as wide as the queries, projected from the input, multiplies the output (Qwen3-Next)."""
 
     @property
     def value_dim(self) -> int:
@@ -87,7 +89,49 @@ class LatentAttention(Record):
         return self
 
 
+class LinearRecurrence(Record):
+    """Token mixer that carries a state from chunk to chunk instead of attending to all keys.
+
+    Every value head has a state of ``key_head_dim`` x ``value_head_dim``. A short causal convolution precedes the
+    recurrence, a gate and a norm follow it.
+    """
+
+    type: Literal["recurrence"] = "recurrence"
+    update: Literal["delta", "ssm"]
+    """``delta``: gated delta rule (Qwen3-Next); ``ssm``: Mamba-2, whose keys are B, queries C and values x."""
+    num_key_heads: PositiveInt
+    """Heads of queries and keys; of Mamba-2, the groups."""
+    num_value_heads: PositiveInt
+    key_head_dim: PositiveInt
+    """Of Mamba-2, the size of the state."""
+    value_head_dim: PositiveInt
+    conv_kernel: PositiveInt = 4
+    """Tokens of the convolution."""
+    conv_bias: bool = False
+    bias: bool = False
+    """Both projections have biases."""
+    chunk_size: PositiveInt = 64
+    """Tokens of a chunk of the scan."""
+
+    @model_validator(mode="after")
+    def _heads_group(self) -> LinearRecurrence:
+        if self.num_value_heads % self.num_key_heads:
+            raise ValueError(
+                f"num_value_heads={self.num_value_heads} is not a multiple of num_key_heads={self.num_key_heads}"
+            )
+        return self
+
+
+class NoBlock(Record):
+    """Absence of the token mixer or of the feed-forward block, in layers of a single block (Nemotron-H)."""
+
+    type: Literal["none"] = "none"
+
+
 Attention = Annotated[GroupedQueryAttention | LatentAttention, Field(discriminator="type")]
+Mixer = Annotated[
+    GroupedQueryAttention | LatentAttention | LinearRecurrence | NoBlock, Field(discriminator="type")
+]
 
 
 class DenseMlp(Record):
@@ -111,6 +155,9 @@ class MixtureOfExperts(Record):
     router_bias: bool = False
     shared_intermediate_size: Count = 0
     """Total width of the shared experts (0: none)."""
+    latent_size: PositiveInt | None = None
+    """Width to which tokens are projected before the dispatch, and from which after it (Nemotron-3 Ultra); null:
+    hidden_size."""
     shared_gate: bool = False
     """A learned scalar gate of the shared expert (hidden_size weights, Qwen1.5-MoE)."""
     router_scales: bool = False
@@ -125,7 +172,7 @@ class MixtureOfExperts(Record):
         return self
 
 
-Mlp = Annotated[DenseMlp | MixtureOfExperts, Field(discriminator="type")]
+Mlp = Annotated[DenseMlp | MixtureOfExperts | NoBlock, Field(discriminator="type")]
 
 
 LinearModule = Literal[
@@ -140,22 +187,68 @@ class LayerRun(Record):
     """``count`` identical consecutive layers."""
 
     count: Annotated[int, Field(gt=0, le=10_000)]
-    attention: Attention
+    attention: Mixer
+    """Token mixer."""
     mlp: Mlp
     num_norms: Annotated[int, Field(ge=0, le=8)] = 2
     """Norms of hidden_size per layer (Gemma 2 has 4)."""
 
+    @model_validator(mode="after")
+    def _has_a_block(self) -> LayerRun:
+        if self.num_blocks == 0:
+            raise ValueError("a layer needs a token mixer or a feed-forward block")
+        return self
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks, each of which adds to the residual stream."""
+        return (self.attention.type != "none") + (self.mlp.type != "none")
+
+    @property
+    def has_dense_part(self) -> bool:
+        """True if the layer has a dense MLP or a shared expert, whose products tensor parallelism divides."""
+        return self.mlp.type == "dense" or (self.mlp.type == "moe" and self.mlp.shared_intermediate_size > 0)
+
+    @property
+    def head_counts(self) -> tuple[int, ...]:
+        """Numbers of heads that tensor parallelism divides."""
+        mixer = self.attention
+        if isinstance(mixer, NoBlock):
+            return ()
+        if isinstance(mixer, LinearRecurrence):
+            return (mixer.num_key_heads, mixer.num_value_heads)
+        return (mixer.num_attention_heads,)
+
+    @property
+    def exchanged_heads(self) -> tuple[int, ...]:
+        """Numbers of heads that context-parallel ranks exchange, so that cp divides a tensor-parallel rank's.
+
+        Those of a linear recurrence, whose scan needs whole sequences.
+        """
+        return self.head_counts if isinstance(self.attention, LinearRecurrence) else ()
+
+    @property
+    def has_known_adapters(self) -> bool:
+        """True if ``linear_modules`` names all matrices that people adapt in a layer."""
+        attention = isinstance(self.attention, GroupedQueryAttention | LatentAttention)
+        gated = getattr(self.attention, "output_gate", False)
+        return attention and not gated and self.mlp.type != "none" and not getattr(self.mlp, "latent_size", None)
+
     @property
     def linear_modules(self) -> tuple[LinearModule, ...]:
         """Names of the layer's matrices that may have an adapter: all but the router."""
-        gate: tuple[LinearModule, ...] = ("gate_proj",) if self.mlp.gated else ()
+        mlp: tuple[LinearModule, ...] = ()
+        if not isinstance(self.mlp, NoBlock):
+            mlp = ("gate_proj", "up_proj", "down_proj") if self.mlp.gated else ("up_proj", "down_proj")
+        if isinstance(self.attention, LinearRecurrence | NoBlock):
+            return mlp
         if isinstance(self.attention, GroupedQueryAttention):
             values: tuple[LinearModule, ...] = () if self.attention.keys_are_values else ("v_proj",)
-            return ("q_proj", "k_proj", *values, "o_proj", *gate, "up_proj", "down_proj")
+            return ("q_proj", "k_proj", *values, "o_proj", *mlp)
         query: tuple[LinearModule, ...] = ("q_proj",)
         if self.attention.q_lora_rank is not None:
             query = ("q_a_proj", "q_b_proj")
-        return (*query, "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", *gate, "up_proj", "down_proj")
+        return (*query, "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", *mlp)
 
     @property
     def column_modules(self) -> tuple[tuple[LinearModule, ...], tuple[LinearModule, ...]]:
@@ -220,14 +313,14 @@ class ModelSpec(Record):
 
     @property
     def common_heads(self) -> int:
-        """Greatest common divisor of the heads of queries, and of keys and values, of all layers; 1 with indexers,
-        whose layers gather all keys."""
+        """Greatest common divisor of the heads of queries, and of keys and values, of all layers with attention; 1
+        without any, and with indexers, whose layers gather all keys."""
         if self.has_indexers:
             return 1
-        return gcd(
-            *(kind.attention.num_attention_heads for kind in self.kinds),
-            *(kind.attention.num_key_value_heads for kind in self.kinds if kind.attention.type == "gqa"),
-        )
+        softmax = GroupedQueryAttention | LatentAttention
+        mixers = [kind.attention for kind in self.kinds if isinstance(kind.attention, softmax)]
+        key_values = (mixer.num_key_value_heads for mixer in mixers if mixer.type == "gqa")
+        return gcd(*(mixer.num_attention_heads for mixer in mixers), *key_values) or 1
 
     @property
     def kinds(self) -> tuple[LayerRun, ...]:

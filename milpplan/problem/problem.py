@@ -315,6 +315,9 @@ class Problem(Record):
             raise ValueError(f"embedding and head of {self.model.name} share a matrix: freeze both or neither")
         if lora is not None and any(getattr(kind.attention, "indexer", None) for kind in self.model.kinds):
             raise ValueError(f"lora beside sparse attention with an indexer ({self.model.name}) is not modelled")
+        if lora is not None and not all(kind.has_known_adapters for kind in self.model.kinds):
+            parts = "linear recurrences, gated attention, single blocks or experts in a latent width"
+            raise ValueError(f"lora beside {parts} ({self.model.name}) is not modelled")
         present = self.model.linear_modules
         absent = [] if lora is None else [name for name in lora.modules if name not in present]
         if absent:

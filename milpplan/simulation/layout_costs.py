@@ -43,8 +43,8 @@ from milpplan.simulation.layers import (
 )
 from milpplan.simulation.layers.embedding_and_head import Endpoint
 from milpplan.simulation.layers.kernels import Numbers
-from milpplan.simulation.layers.layer_time import BF16_BYTES
 from milpplan.simulation.layers.paired_layers import paired_ns
+from milpplan.simulation.layers.shard import BF16_BYTES
 from milpplan.simulation.layers.terms import REPLAYS
 from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns
 from milpplan.simulation.network import collectives, placement, transfer_s

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from milpplan.problem import LayerRun, Layout, Problem
+from milpplan.problem import LayerRun, Layout, LinearRecurrence, NoBlock, Problem
 from milpplan.simulation.layers import (
     EXPOSED,
     Part,
@@ -31,6 +31,7 @@ from milpplan.simulation.layers import (
     layer_seconds,
 )
 from milpplan.simulation.layers.kernels import Mask
+from milpplan.simulation.layers.recurrence import scan_s
 from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns
 from milpplan.simulation.network import transfer_s
 from milpplan.units import NS_PER_S
@@ -54,10 +55,17 @@ def sequence_cores(
     The last tiles of a longer sequence take at least as long, unless a window limits the keys of a query.
     """
     shard = Shard.of(problem, LayoutColumns.of([layout]))
-    cp = shard.columns.cp
-    latency_s = problem.hardware.accelerator.kernel_latency_s
-    sequence = flash_core_s(shard, kind.attention, lengths, lengths / cp, 0, mask)
-    once = flash_core_s(shard, kind.attention, lengths, np.zeros(len(lengths)), cp, mask)
+    cp, mixer, none = shard.columns.cp, kind.attention, np.zeros(len(lengths))
+    gpu = problem.hardware.accelerator
+    latency_s = gpu.kernel_latency_s
+    if isinstance(mixer, NoBlock):
+        return SequenceCores(np.stack([none, none]), np.stack([none, none]))
+    if isinstance(mixer, LinearRecurrence):
+        sequence = scan_s(gpu, mixer, lengths / cp, shard.tp, none)
+        once = scan_s(gpu, mixer, none, shard.tp, lengths)
+    else:
+        sequence = flash_core_s(shard, mixer, lengths, lengths / cp, 0, mask)
+        once = flash_core_s(shard, mixer, lengths, none, cp, mask)
     return SequenceCores(np.stack(sequence) - latency_s, np.stack(once))
 
 

@@ -133,12 +133,18 @@ def _model_rules(model: ModelSpec, layout: Layout) -> list[Legality]:
     ranks = layout.tp * layout.cp * layout.dp
     expert_ranks = f"ep={layout.ep} x etp={layout.etp}"
     rules = [
+        (heads % layout.tp == 0, f"tp={layout.tp}", "tp divides the attention heads")
+        for kind in model.kinds
+        for heads in kind.head_counts
+    ]
+    rules += [
         (
-            kind.attention.num_attention_heads % layout.tp == 0,
-            f"tp={layout.tp}",
-            "tp divides the attention heads",
+            layout.cp == 1 or heads % (layout.tp * layout.cp) == 0,
+            f"tp={layout.tp} x cp={layout.cp}",
+            "tp x cp divides the heads of a linear recurrence",
         )
         for kind in model.kinds
+        for heads in kind.exchanged_heads
     ]
     rules += [
         (

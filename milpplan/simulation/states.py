@@ -13,7 +13,7 @@ import numpy as np
 from milpplan.problem import GroupedQueryAttention, LayerRun, MixtureOfExperts, Problem
 from milpplan.simulation.bulk.cache_keys import STATE_KEYS
 from milpplan.simulation.layers import adapter_parameters, layer_parameters
-from milpplan.simulation.layers.layer_time import BF16_BYTES
+from milpplan.simulation.layers.shard import BF16_BYTES
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray, LayoutColumns, unique_rows
 from milpplan.simulation.network import RankGroup, call_s, collectives, placement
 

@@ -33,12 +33,15 @@ from milpplan.problem import (
     LatentAttention,
     LayerRun,
     Layout,
+    LinearRecurrence,
     MixtureOfExperts,
     ModelSpec,
+    NoBlock,
     Plan,
 )
+from milpplan.problem.model import Mixer
 from milpplan.simulation import BoolArray, IntArray
-from milpplan.simulation.layers import padded_vocab_size, total_parameters
+from milpplan.simulation.layers import padded_vocab_size, recurrence, total_parameters
 from milpplan.simulation.states import ADAM_STATE_BYTES
 
 Split = Literal["rows", "columns", "none"]
@@ -117,9 +120,9 @@ def _norm(model: ModelSpec, name: str) -> Named:
 def _grouped_query_attention(hidden: int, attention: GroupedQueryAttention) -> Named:
     """List the tensors of ``parameters._grouped_query_attention``; cuts respect heads."""
     heads, shared, width = attention.num_attention_heads, attention.num_key_value_heads, attention.head_dim
-    for name, count, size in (("q", heads, width), ("k", shared, width), ("v", shared, attention.value_dim)):
-        if name == "v" and attention.keys_are_values:
-            continue
+    values = () if attention.keys_are_values else (("v", shared, attention.value_dim),)
+    gates = (("gate", heads, attention.value_dim),) if attention.output_gate else ()
+    for name, count, size in (("q", heads, width), *gates, ("k", shared, width), *values):
         yield f"{name}.weight", _rows(count * size, hidden, count)
         if attention.qkv_bias:
             yield f"{name}.bias", _rows(count * size, 1, count)
@@ -158,6 +161,38 @@ def _latent_attention(hidden: int, attention: LatentAttention) -> Named:
         yield "indexer.weights.weight", Shape(count, hidden)
 
 
+def _linear_recurrence(hidden: int, mixer: LinearRecurrence) -> Named:
+    """List the tensors of ``parameters._linear_recurrence``; cuts respect heads.
+
+    The parts of the projection and of the convolution are cut on their own.
+    """
+    keys, values = mixer.num_key_heads, mixer.num_value_heads
+    key, value = keys * mixer.key_head_dim, values * mixer.value_head_dim
+    for name, width, heads in (("query", key, keys), ("key", key, keys), ("value", value, values)):
+        yield f"in.{name}.weight", _rows(width, hidden, heads)
+        yield f"conv.{name}.weight", _rows(width, mixer.conv_kernel, heads)
+        if mixer.conv_bias:
+            yield f"conv.{name}.bias", _rows(width, 1, heads)
+    gates = recurrence.widths(mixer).gates
+    yield "in.gate.weight", _rows(value, hidden, values)
+    yield "in.decay.weight", _rows(gates, hidden, values)
+    if mixer.bias:
+        yield "in.bias", _rows(recurrence.widths(mixer).projected, 1)
+        yield "out.bias", _vector(hidden)
+    yield "decay", _rows((2 if mixer.update == "delta" else 3) * values, 1, values)
+    yield "norm.weight", _vector(mixer.value_head_dim) if mixer.update == "delta" else _rows(value, 1, values)
+    yield "out.weight", _columns(hidden, value, values)
+
+
+def _mixer(hidden: int, mixer: Mixer) -> Named:
+    """List the tensors of a token mixer."""
+    if isinstance(mixer, LatentAttention):
+        return _latent_attention(hidden, mixer)
+    if isinstance(mixer, LinearRecurrence):
+        return _linear_recurrence(hidden, mixer)
+    return iter(()) if isinstance(mixer, NoBlock) else _grouped_query_attention(hidden, mixer)
+
+
 def _feed_forward(hidden: int, width: int, gated: bool, bias: bool) -> Named:
     """List the tensors of ``parameters._feed_forward``."""
     for name in ("gate", "up") if gated else ("up",):
@@ -180,6 +215,9 @@ def _mixture_of_experts(hidden: int, mlp: MixtureOfExperts) -> Named:
     if mlp.shared_intermediate_size:
         shared = _feed_forward(hidden, mlp.shared_intermediate_size, mlp.gated, mlp.bias)
         yield from ((f"shared.{name}", shape) for name, shape in shared)
+    if mlp.latent_size:
+        yield "latent_down.weight", Shape(mlp.latent_size, hidden)
+        yield "latent_up.weight", Shape(hidden, mlp.latent_size)
     if mlp.shared_gate:
         yield "shared.gate_logit.weight", Shape(1, hidden)
 
@@ -188,9 +226,7 @@ def _layer(model: ModelSpec, kind: LayerRun, number: int) -> Iterator[Tensor]:
     """List the tensors of a layer."""
     hidden, attention, mlp = model.hidden_size, kind.attention, kind.mlp
     prefix = f"layers.{number}"
-    latent = isinstance(attention, LatentAttention)
-    parts = _latent_attention(hidden, attention) if latent else _grouped_query_attention(hidden, attention)  # type: ignore[arg-type]
-    for name, shape in parts:
+    for name, shape in _mixer(hidden, attention):
         yield Tensor(f"{prefix}.attention.{name}", shape, number)
     for norm in range(kind.num_norms):
         for name, shape in _norm(model, f"{prefix}.norms.{norm}"):
@@ -199,10 +235,12 @@ def _layer(model: ModelSpec, kind: LayerRun, number: int) -> Iterator[Tensor]:
         for name, shape in _feed_forward(hidden, mlp.intermediate_size, mlp.gated, mlp.bias):
             yield Tensor(f"{prefix}.mlp.{name}", shape, number)
         return
+    if isinstance(mlp, NoBlock):
+        return
     for name, shape in _mixture_of_experts(hidden, mlp):
         yield Tensor(f"{prefix}.mlp.{name}", shape, number)
     for expert in range(mlp.num_experts):
-        for name, shape in _feed_forward(hidden, mlp.intermediate_size, mlp.gated, mlp.bias):
+        for name, shape in _feed_forward(mlp.latent_size or hidden, mlp.intermediate_size, mlp.gated, mlp.bias):
             yield Tensor(f"{prefix}.mlp.experts.{expert}.{name}", shape, number, expert, mlp.num_experts)
 
 

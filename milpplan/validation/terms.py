@@ -25,6 +25,7 @@ from milpplan.problem import (
     LatentAttention,
     LayerRun,
     Layout,
+    LinearRecurrence,
     MixtureOfExperts,
     Plan,
     Problem,
@@ -181,6 +182,19 @@ def _without_indexer(problem: Problem, kind: LayerRun) -> tuple[Problem, LayerRu
     return problem, kind.model_copy(update={"attention": attention.model_copy(update={"indexer": smallest})})
 
 
+def _recurs(problem: Problem, plan: Plan) -> bool:
+    """Test whether some layers have a linear recurrence."""
+    return any(isinstance(kind.attention, LinearRecurrence) for kind in problem.model.kinds)
+
+
+def _without_recurrence(problem: Problem, kind: LayerRun) -> tuple[Problem, LayerRun]:
+    """Reduce a linear recurrence to the smallest."""
+    if not isinstance(kind.attention, LinearRecurrence):
+        return problem, kind
+    small = dict.fromkeys(("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim"), 1)
+    return problem, kind.model_copy(update={"attention": kind.attention.model_copy(update=small)})
+
+
 def _without_fp8(problem: Problem, kind: LayerRun) -> tuple[Problem, LayerRun]:
     """Make 8-bit products take only as long as their memory traffic."""
     gpu = problem.hardware.accelerator
@@ -317,6 +331,12 @@ TERMS: Final = (
         "attention to keys that an indexer selects",
         lambda problem, plan: problem.model.has_indexers,
         _compute(_without_indexer),
+    ),
+    Term(
+        "linear_recurrences",
+        "linear recurrences (gated delta net, Mamba-2)",
+        _recurs,
+        _compute(_without_recurrence),
     ),
     Term(
         "fp8_products",

@@ -40,7 +40,7 @@ def seconds(problem: Problem, columns: LayoutColumns, message: Message) -> float
     group: RankGroup = getattr(placement, message.group)(columns)
     if message.operation == "send":
         return float(p2p_s(hardware, message.num_bytes, group.stride)[0])
-    if message.group == "head_exchange":
+    if message.group in ("head_exchange", "context"):
         return float(all_to_all_s(hardware, message.num_bytes, group.size, group.stride)[0])
     if message.operation == "all_to_all":
         moe = next(kind.mlp for kind in problem.model.kinds if isinstance(kind.mlp, MixtureOfExperts))

@@ -49,10 +49,11 @@ def random_layout_of_megatron(random: np.random.Generator, problem: Problem) -> 
 
 
 def problem_of_megatron(random: np.random.Generator) -> Problem:
-    """A random problem whose model Megatron-LM's arguments can build: no indexers."""
-    while (problem := random_problem(random)).model.has_indexers:
-        pass
-    return problem
+    """A random problem whose model Megatron-LM's arguments can build: no indexers, recurrences or bare blocks."""
+    while True:
+        model = (problem := random_problem(random)).model
+        if not model.has_indexers and all(kind.has_known_adapters for kind in model.kinds):
+            return problem
 
 
 def random_case(seed: int) -> tuple[Problem, Plan]:

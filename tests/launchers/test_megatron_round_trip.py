@@ -53,7 +53,7 @@ def test_random_plans_come_back(seed: int) -> None:
 def test_any_plan_comes_back_or_is_refused_with_the_way_out() -> None:
     """Plans of the whole space, most of them with counts that no method gives: never another plan, and every
     refusal says what to fix."""
-    random = np.random.default_rng(5)
+    random = np.random.default_rng(8)
     refusals = []
     for _ in range(40):
         problem = problem_of_megatron(random)

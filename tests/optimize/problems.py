@@ -21,7 +21,9 @@ from milpplan.problem import (
     Job,
     LatentAttention,
     LayerRun,
+    LinearRecurrence,
     MixtureOfExperts,
+    NoBlock,
     Problem,
     Range,
     Space,
@@ -78,7 +80,7 @@ FAMILIES = ("dense", "moe", "mla", "mixed", "window")
 
 
 def random_model(rng: random.Random, family: str) -> ModelSpec:
-    """A tiny model: one kind of layer, one dense layer before experts, or alternating attention windows."""
+    """A tiny model: one kind of layer, a dense layer before experts, attention windows, or a hybrid."""
     hidden, heads = rng.choice((128, 256, 512, 1024)), rng.choice((2, 4, 8))
     attention: Any = GroupedQueryAttention(
         num_attention_heads=heads,
@@ -99,6 +101,8 @@ def random_model(rng: random.Random, family: str) -> ModelSpec:
     if family in ("moe", "mixed"):
         experts = LayerRun(count=rng.randint(2, 5), attention=attention, mlp=_experts(rng, hidden))
         runs = [experts] if family == "moe" else [first.model_copy(update={"count": 1}), experts]
+    elif family == "hybrid":
+        runs = _hybrid_runs(rng, attention, dense, _experts(rng, hidden))
     elif family == "window":
         near = attention.model_copy(update={"sliding_window": 128})
         runs = [
@@ -113,6 +117,28 @@ def random_model(rng: random.Random, family: str) -> ModelSpec:
         layers=tuple(runs),
         tie_word_embeddings=rng.random() < 0.4,
     )
+
+
+def _hybrid_runs(rng: random.Random, attention: Any, dense: DenseMlp, experts: MixtureOfExperts) -> list[LayerRun]:
+    """Two to four kinds of layers: gated delta net, gated attention, and Mamba-2 or a feed-forward block alone."""
+    heads, groups = attention.num_attention_heads, attention.num_key_value_heads
+    delta, ssm = (
+        LinearRecurrence(
+            update=update, num_key_heads=groups, num_value_heads=heads, key_head_dim=32, value_head_dim=size
+        )
+        for update, size in (("delta", 64), ("ssm", attention.head_dim))
+    )
+    gated = attention.model_copy(update={"output_gate": True})
+    kinds: list[tuple[Any, Any]] = [(delta, dense), (gated, experts), (ssm, NoBlock()), (NoBlock(), dense)]
+    return [
+        LayerRun(
+            count=rng.randint(1, 2),
+            attention=mixer,
+            mlp=mlp,
+            num_norms=1 if "none" in (mixer.type, mlp.type) else 2,
+        )
+        for mixer, mlp in rng.sample(kinds, rng.randint(2, 4))
+    ]
 
 
 def _experts(rng: random.Random, hidden: int) -> MixtureOfExperts:

@@ -302,6 +302,16 @@ def test_rule_rejects_an_example(rule: str, experts: int, fields: dict[str, Any]
     assert layout not in [columns.at(row) for row in range(len(columns))]
 
 
+def test_context_parallel_ranks_need_whole_heads_of_a_recurrence() -> None:
+    """tp x cp divides the heads of linear recurrences, also where tp alone does."""
+    problem = problem_of("qwen3-next-80b", "dgx-h100", num_gpus=64, global_batch_size=64)
+    layout = Layout(tp=2, cp=16, dp=2, sequence_parallel=True, global_batch_size=64)
+    assert broken_rules(problem, layout) == ["recurrent_heads_divisible_by_tp_and_cp"]
+    columns = layout_space(problem).columns
+    assert (columns.cp > 1).any()
+    assert (columns.tp * columns.cp)[columns.cp > 1].max() == 16
+
+
 def test_zero_2_and_3_with_a_pipeline_are_opened() -> None:
     """The default space refuses ZeRO 2 and 3 in pipelines by a rule with a count; the space that allows them has
     just these layouts besides, and so has a space that fixes both."""
@@ -355,6 +365,7 @@ def test_every_rule_has_an_example() -> None:
         *sut.SHARDING_RULES,
     }
     of_the_space = {"layers_split_uniformly", "one_schedule_without_pipeline", "pairs_need_one_node_type"}
+    of_the_space |= {"recurrent_heads_divisible_by_tp_and_cp"}
     assert rules - of_the_space <= {rule for rule, _, _ in BROKEN}
 
 

@@ -96,6 +96,14 @@ def test_optimum_of_sparse_attention_is_that_of_brute_force(backend: str, count:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("count", long_but((2,), (2, 20)))
+def test_optimum_of_a_hybrid_is_that_of_brute_force(backend: str, count: int) -> None:
+    """Models whose layers are linear recurrences, gated attention and single blocks, in the free space."""
+    for seed in range(7000, 7000 + count):
+        check(random_problem(seed, family="hybrid"), backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("share", long_but((0.25,), (0.05, 0.25, 0.5)))
 def test_optimum_with_a_margin_is_that_of_brute_force(backend: str, share: float) -> None:
     """Where plans leave a share of the memory, ``solve`` and the program of the whole space find the best of

@@ -41,8 +41,10 @@ MODEL_HARDWARE = (
     ("gpt-oss-120b", "mi300x", "flash", "bf16"),
     ("deepseek-v3", "dgx-h100", "flash", "fp8"),
     ("deepseek-v3.2", "dgx-h200", "flash", "bf16"),
+    ("qwen3-next-80b", "dgx-b200", "flash", "fp8"),
+    ("nemotron-3-nano", "gb200-nvl72", "flash", "bf16"),
 )
-"""One of every kind: dense, MoE, latent attention, window, indexer; tied and untied; fused and not; fp8."""
+"""One of every kind: dense, MoE, latent attention, window, indexer, recurrence; tied, untied; fused, not; fp8."""
 
 ANY = Range(minimum=1, maximum=2**20)
 """As a number of GPUs or a batch: the costs of a layout do not depend on what else a job admits."""

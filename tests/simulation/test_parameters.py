@@ -38,6 +38,8 @@ PUBLISHED = {
     "glm-5": 743_911_199_232,
     "gpt-oss-120b": 116_829_156_672,
     "gemma-7b": 8_537_680_896,
+    "qwen3-next-80b": 79_674_391_296,
+    "nemotron-3-nano": 31_577_937_344,
     # Sizes of the published weights on Hugging Face.
     "llama2-7b": 6_738_415_616,
     "llama2-13b": 13_015_864_320,

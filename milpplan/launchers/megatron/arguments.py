@@ -26,8 +26,10 @@ from milpplan.problem import (
     DenseMlp,
     GroupedQueryAttention,
     LatentAttention,
+    LayerRun,
     MixtureOfExperts,
     ModelSpec,
+    NoBlock,
     validated,
 )
 from milpplan.problem.reading import shown
@@ -301,6 +303,11 @@ def _check_layers_alike(model: ModelSpec) -> None:
     """Check that layer types differ only in their window and in being dense or not."""
     if model.lm_head_bias:
         raise _refuse(f"{model.name} has a head with a bias", "a head without one (core/models/gpt/gpt_model.py)")
+    if not all(_is_softmax(kind) for kind in model.kinds):
+        raise _refuse(
+            f"{model.name} has linear recurrences, gated attention or layers of one block",
+            "attention without a gate, and a feed-forward block, in every layer",
+        )
     if any(kind.num_norms != 2 for kind in model.kinds):
         counts = sorted({kind.num_norms for kind in model.kinds})
         raise _refuse(f"{model.name} has layers with {counts} norms", "two norms a layer")
@@ -313,7 +320,7 @@ def _check_layers_alike(model: ModelSpec) -> None:
     windows = {window for window in _windows(model) if window is not None}
     dense = {kind.mlp for kind in model.kinds if isinstance(kind.mlp, DenseMlp)}
     experts = {kind.mlp for kind in model.kinds if isinstance(kind.mlp, MixtureOfExperts)}
-    gated = {kind.mlp.gated for kind in model.kinds}
+    gated = {kind.mlp.gated for kind in model.kinds if not isinstance(kind.mlp, NoBlock)}
     for what, different in (
         ("attentions", attentions),
         ("sliding windows", windows),
@@ -325,6 +332,13 @@ def _check_layers_alike(model: ModelSpec) -> None:
             raise _refuse(
                 f"{model.name} has layers of {len(different)} different {what}", "one kind of each in all layers"
             )
+
+
+def _is_softmax(kind: LayerRun) -> bool:
+    """Check that a layer has softmax attention without a gate, and a feed-forward block."""
+    mixer = kind.attention
+    softmax = isinstance(mixer, GroupedQueryAttention | LatentAttention)
+    return softmax and not getattr(mixer, "output_gate", False) and not isinstance(kind.mlp, NoBlock)
 
 
 def _windows(model: ModelSpec) -> list[int | None]:
@@ -346,6 +360,7 @@ functional test (gpt3_mcore_te_tp2_pp2_dsa) has this coefficient."""
 
 def _attention(model: ModelSpec) -> Pairs:
     attention = model.kinds[0].attention
+    assert isinstance(attention, GroupedQueryAttention | LatentAttention)
     pairs: Pairs = {"--num-attention-heads": (str(attention.num_attention_heads),)}
     if isinstance(attention, LatentAttention):
         if attention.indexer is not None:
@@ -400,6 +415,7 @@ def _biases(model: ModelSpec) -> Pairs:
     """Write the biases: on all linear layers, on none, or on queries, keys and values only."""
     biases = set()
     for kind in model.kinds:
+        assert not isinstance(kind.mlp, NoBlock)
         mlp = [kind.mlp.bias] + ([kind.mlp.router_bias] if isinstance(kind.mlp, MixtureOfExperts) else [])
         qkv, others = False, mlp
         if isinstance(kind.attention, GroupedQueryAttention):
@@ -426,7 +442,7 @@ def _mlps(model: ModelSpec) -> Pairs:
     moe = next((kind.mlp for kind in kinds if isinstance(kind.mlp, MixtureOfExperts)), None)
     width = dense.intermediate_size if dense is not None else moe.intermediate_size if moe is not None else 0
     pairs: Pairs = {"--ffn-hidden-size": (str(width),)}
-    if kinds[0].mlp.gated:
+    if dense.gated if dense is not None else moe is not None and moe.gated:
         pairs["--swiglu"] = ()
     if moe is None:
         return pairs

@@ -307,7 +307,7 @@ def _notes(problem: Problem, layout: Layout) -> tuple[str, ...]:
         notes.append("Rotary base and scaling are not part of a plan: add --rotary-base and the like.")
     if problem.model.has_experts:
         notes.append("Nor are the router's scores and losses: add --moe-router-score-function and the like.")
-    if problem.model.kinds[0].mlp.gated:
+    if getattr(problem.model.kinds[0].mlp, "gated", False):
         notes.append(
             "The plan knows that the feed-forward block is gated, not by which function: --swiglu is usual."
         )

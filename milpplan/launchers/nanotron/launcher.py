@@ -93,7 +93,10 @@ def model_losses(model: ModelSpec) -> list[str]:
     if len(model.kinds) > 1:
         losses.append(f"{model.name} has {len(model.kinds)} kinds of layer, its models have one")
     if not isinstance(attention, GroupedQueryAttention) or not isinstance(mlp, DenseMlp):
-        return [*losses, f"{model.name} has latent attention or experts: its experts run on one rank alone"]
+        return [
+            *losses,
+            f"{model.name} has latent attention, a recurrence or experts, which run on one rank alone",
+        ]
     parts = {
         f"heads of {attention.head_dim}, not hidden_size / heads": (
             attention.head_dim * attention.num_attention_heads != model.hidden_size
@@ -102,6 +105,7 @@ def model_losses(model: ModelSpec) -> list[str]:
         ),
         "norms of queries and keys": attention.qk_norm != "none",
         "attention sinks": attention.sinks,
+        "gated attention": attention.output_gate,
         "sliding windows": attention.sliding_window is not None,
         "a bias after the attention": attention.output_bias,
         "biases of the feed-forward block": mlp.bias,
@@ -120,6 +124,7 @@ def settings_of(problem: Problem, plan: Plan) -> dict[str, Any]:
     layout, model, job = plan.layout, problem.model, problem.job
     kind = model.kinds[0]
     assert isinstance(kind.attention, GroupedQueryAttention)
+    assert isinstance(kind.mlp, DenseMlp)
     biased = kind.attention.qkv_bias
     settings: dict[str, Any] = {
         f"{_P}.dp": layout.dp,
@@ -219,7 +224,8 @@ def stage_sizes(model: ModelSpec, pp: int) -> tuple[int, ...]:
     if pp > model.num_layers:
         return ()
     kind, hidden = model.kinds[0], model.hidden_size
-    heads = kind.attention.num_attention_heads
+    assert isinstance(kind.mlp, DenseMlp)
+    heads = kind.head_counts[0]
     layer = 4 * heads * (hidden // heads) * hidden + 3 * kind.mlp.intermediate_size * hidden
     sums = [layer * (index + 1) for index in range(model.num_layers)]
     total = sums[-1] + model.vocab_size * hidden
@@ -303,7 +309,7 @@ text."""
 
 
 def _heads(model: ModelSpec, layout: Layout, tokens: int) -> str:
-    heads = model.kinds[0].attention.num_attention_heads
+    heads = model.kinds[0].head_counts[0]
     return f"{heads} heads over tp={layout.tp}" if heads % layout.tp else ""
 
 
@@ -316,7 +322,9 @@ def _groups(model: ModelSpec, layout: Layout, tokens: int) -> str:
 
 
 def _widths(model: ModelSpec, layout: Layout, tokens: int) -> str:
-    width = model.kinds[0].mlp.intermediate_size
+    mlp = model.kinds[0].mlp
+    assert isinstance(mlp, DenseMlp)
+    width = mlp.intermediate_size
     return f"a width of {width} over tp={layout.tp}" if width % layout.tp else ""
 
 

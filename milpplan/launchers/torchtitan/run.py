@@ -46,7 +46,16 @@ from milpplan.launchers.capabilities import (
     whole_words,
 )
 from milpplan.launchers.expressible import model_differences
-from milpplan.problem import GroupedQueryAttention, LatentAttention, Layout, ModelSpec, Plan, Problem, validated
+from milpplan.problem import (
+    GroupedQueryAttention,
+    LatentAttention,
+    Layout,
+    ModelSpec,
+    NoBlock,
+    Plan,
+    Problem,
+    validated,
+)
 
 Pair = tuple[str, str]
 
@@ -362,7 +371,7 @@ def _sequence(run: Run) -> str:
 def _heads(run: Run) -> str:
     for kind in flavors()[run.flavor].kinds:
         attention = kind.attention
-        counts = [attention.num_attention_heads]
+        counts = [*kind.head_counts]
         if isinstance(attention, GroupedQueryAttention):
             counts.append(attention.num_key_value_heads)
         for count in counts:
@@ -374,6 +383,7 @@ def _heads(run: Run) -> str:
 def _widths(run: Run) -> str:
     spec = flavors()[run.flavor]
     for kind in spec.kinds:
+        assert not isinstance(kind.mlp, NoBlock)
         width, by = kind.mlp.intermediate_size, run.tp
         if kind.mlp.type == "moe":
             by = run.expert_tensor

@@ -82,11 +82,18 @@ def divisors(number: int) -> IntArray:
 
 
 def _heads_fit(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
-    """Require that tensor parallelism divides the query heads of all layers."""
-    legal = np.ones(len(c["tp"]), dtype=np.bool_)
-    for kind in problem.model.kinds:
-        legal &= kind.attention.num_attention_heads % c["tp"] == 0
-    return legal
+    """Require that tensor parallelism divides the heads of all layers."""
+    return _all_divide([heads for kind in problem.model.kinds for heads in kind.head_counts], c["tp"])
+
+
+def _exchanged_heads_fit(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
+    """Require that tp x cp divides the heads of linear recurrences, whose ranks exchange tokens for heads.
+
+    Source: Megatron-LM@d98e8a64 core/ssm/gated_delta_net/common.py, which divides all sections by cp;
+    mamba_context_parallel.py also copies groups to more ranks, which is not priced.
+    """
+    heads = [heads for kind in problem.model.kinds for heads in kind.exchanged_heads]
+    return np.asarray((c["cp"] == 1) | _all_divide(heads, c["tp"] * c["cp"]))
 
 
 def _kv_heads_fit(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
@@ -105,7 +112,7 @@ def _widths(problem: Problem) -> list[int]:
     for kind in problem.model.kinds:
         if isinstance(kind.mlp, DenseMlp):
             widths.append(kind.mlp.intermediate_size)
-        elif kind.mlp.shared_intermediate_size:
+        elif isinstance(kind.mlp, MixtureOfExperts) and kind.mlp.shared_intermediate_size:
             widths.append(kind.mlp.shared_intermediate_size)
     return widths
 
@@ -123,6 +130,7 @@ def _all_divide(values: list[int], by: IntArray) -> BoolArray:
 
 DEGREE_RULES: dict[str, Rule] = {
     "heads_divisible_by_tp": _heads_fit,
+    "recurrent_heads_divisible_by_tp_and_cp": _exchanged_heads_fit,
     "kv_heads_multiple_or_divisor_of_tp": _kv_heads_fit,
     "intermediate_size_divisible_by_tp": lambda p, c: _all_divide(_widths(p), c["tp"]),
     "sequence_divisible_by_twice_cp": lambda p, c: (c["cp"] == 1) | (p.job.sequence_length % (2 * c["cp"]) == 0),

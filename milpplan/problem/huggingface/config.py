@@ -46,6 +46,8 @@ _CLASS_NAMES = {
     "gemma3_text": ("gemma3text", "gemma3"),
     "gemma4_text": ("gemma4text", "gemma4"),
     "llama4_text": ("llama4",),
+    "qwen3_5_text": ("qwen3_5",),
+    "qwen3_5_moe_text": ("qwen3_5moe",),
 }
 """Names of classes, without their suffix, that are not the family's name without its underscores."""
 _TEXT_PART = {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "llama4": "llama4_text"}

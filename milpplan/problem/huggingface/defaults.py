@@ -89,6 +89,10 @@ CLASS_DEFAULTS: dict[str, dict[str, object]] = {
     "minimax_m2": {"max_position_embeddings": 196608},
     "mimo_v2_flash": {"max_position_embeddings": 131072},
     "llama4_text": {"max_position_embeddings": 131072, "use_qk_norm": True, "no_rope_layer_interval": 4},
+    "qwen3_next": {"max_position_embeddings": 32768},
+    "qwen3_5_text": {"max_position_embeddings": 32768},
+    "qwen3_5_moe_text": {"max_position_embeddings": 32768},
+    "nemotron_h": {"max_position_embeddings": 4096, "use_conv_bias": True},
 }
 
 CLASS_SIZES: dict[str, dict[str, int]] = json.loads(
@@ -207,6 +211,9 @@ _FAMILY_REASONS |= {
         "mimo_v2_flash": "n_group topk_group norm_topk_prob routed_scaling_factor scoring_func topk_method",
         "ernie4_5_moe": "moe_norm_min",
         "llama4_text": "",
+        "qwen3_next": "norm_topk_prob",
+        "qwen3_5_moe_text": "norm_topk_prob",
+        "nemotron_h": "n_group topk_group norm_topk_prob routed_scaling_factor",
     }.items()
 }
 _FAMILY_REASONS["mimo_v2_flash"] |= {
@@ -217,6 +224,23 @@ _FAMILY_REASONS["granitemoe"] = _FAMILY_REASONS["mixtral"] | _FAMILY_REASONS["gr
 _FAMILY_REASONS["smollm3"] = {
     "layers without rotary positions": "no_rope_layers no_rope_layer_interval",
     "windows, which use_sliding_window turns off": "sliding_window max_window_layers layer_types",
+}
+for _family in ("qwen3_5_text", "qwen3_5_moe_text"):
+    _FAMILY_REASONS[_family] = _FAMILY_REASONS.get(_family, {}) | {
+        "the format of states in generation": "mamba_ssm_dtype",
+        "a part of layers that predict further tokens": "mtp_use_dedicated_embeddings",
+        "dense layers, which the class does not have": "mlp_only_layers",
+    }
+_FAMILY_REASONS["nemotron_h"] |= {
+    "functions of one number, and their limits, within one kernel": (
+        "mlp_hidden_act mamba_hidden_act time_step_min time_step_max time_step_limit time_step_floor "
+        "time_step_rank"
+    ),
+    "widths and switches that the class does not read": (
+        "expand n_shared_experts use_mamba_kernels moe_shared_expert_overlap mamba_ssm_cache_dtype"
+    ),
+    "values of the weights at the start": "rescale_prenorm_residual",
+    "a part of layers that predict further tokens": "mtp_layers_block_type mtp_hybrid_override_pattern",
 }
 _FAMILY_REASONS["cohere2"] = _FAMILY_REASONS["cohere"]
 _FAMILY_REASONS["llama4_text"] |= {
@@ -264,16 +288,13 @@ UNPRICED: dict[str, str] = {
     "audio_config": "the audio tower is not priced",
     "num_nextn_predict_layers": "layers that predict further tokens are not priced",
     "num_mtp_layers": "layers that predict further tokens are not priced",
+    "mtp_num_hidden_layers": "layers that predict further tokens are not priced",
     "per_layer_config": "layers that differ in other ways than listed are not priced",
 }
 """Keys of known parts that no description has a field for."""
 
 OBSTACLES: Final = {
-    "qwen3_next": ("layers of gated delta net", "qwen3_moe"),
-    "qwen3_5_text": ("layers of gated delta net and gated attention", "qwen3"),
-    "qwen3_5_moe_text": ("layers of gated delta net and gated attention", "qwen3_moe"),
     "kimi_linear": ("layers of Kimi delta attention", "deepseek_v3"),
-    "nemotron_h": ("layers of Mamba-2, and layers with one block each", "nemotron"),
     "falcon_h1": ("Mamba-2 beside attention in every layer", "llama"),
     "granitemoehybrid": ("layers of Mamba-2", "granitemoe"),
     "bamba": ("layers of Mamba-2", "llama"),
@@ -298,7 +319,7 @@ OBSTACLES: Final = {
 """Known families without a builder: the part that milpplan does not price, and the nearest family that it has."""
 
 
-ZERO_IS_NONE = ("num_nextn_predict_layers", "num_mtp_layers")
+ZERO_IS_NONE = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
 """Unpriced parts whose number may be 0."""
 
 

@@ -18,7 +18,9 @@ from milpplan.problem import (
     MixtureOfExperts,
     ModelSpec,
 )
+from milpplan.problem.huggingface import hybrids
 from milpplan.problem.huggingface.parts import (
+    Builder,
     QkNorm,
     attention_of,
     biased_attention,
@@ -36,8 +38,6 @@ from milpplan.problem.huggingface.parts import (
 from milpplan.problem.huggingface.typed_keys import HEADS, HIDDEN, KEY_VALUE_HEADS, LAYERS, POSITIONS, Fields
 from milpplan.problem.model import Mlp
 from milpplan.problem.reading import shown
-
-Builder = Callable[[Fields, str], ModelSpec]
 
 OPT_POSITION_OFFSET = 2
 """OPT's table of positions has two more rows than positions (``OPTLearnedPositionalEmbedding.offset``)."""
@@ -605,6 +605,7 @@ BUILDERS: dict[str, Builder] = {
     "minimax_m2": _minimax_m2,
     "mimo_v2_flash": _mimo_v2,
     "llama4_text": _llama4,
+    **hybrids.BUILDERS,
 }
 """Families by ``model_type``."""
 
@@ -641,6 +642,11 @@ ALIASES: dict[str, dict[str, tuple[str, ...]]] = {
     "glm4_moe": {"n_routed_experts": ("num_local_experts",)},
     "gemma3_text": {"sliding_window_pattern": ("_sliding_window_pattern",)},
     "dots1": {"n_routed_experts": ("num_local_experts",)},
+    "nemotron_h": {
+        "layers_block_type": ("layer_types",),
+        "n_routed_experts": ("num_local_experts",),
+        "head_dim": ("attention_head_dim",),
+    },
     "minimax_m2": {"num_local_experts": ("num_experts",)},
     "mimo_v2_flash": {"n_routed_experts": ("num_local_experts",)},
     "granitemoe": {"num_local_experts": ("num_experts",)},

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import Any, Literal
 
 from milpplan.problem import DenseMlp, GroupedQueryAttention, LayerRun, MixtureOfExperts, ModelSpec
 from milpplan.problem.huggingface.typed_keys import HEADS, HIDDEN, POSITIONS, Fields
-from milpplan.problem.model import Attention, Mlp
+from milpplan.problem.model import Mixer, Mlp
 from milpplan.problem.reading import shown
 
 QkNorm = Literal["none", "unweighted", "per_head", "full_width"]
+
+Builder = Callable[[Fields, str], ModelSpec]
+"""Function that builds a model of a config's fields and a name."""
 
 DEFAULT_SEQUENCE_LENGTH = 4096
 """Default number of tokens of a sequence; the model's context if that is shorter."""
@@ -78,7 +81,7 @@ def windowed(
     return [sliding if slide else attention for slide in slides]
 
 
-def runs(attentions: Iterable[Attention], mlps: Iterable[Mlp], num_norms: int = 2) -> tuple[LayerRun, ...]:
+def runs(attentions: Iterable[Mixer], mlps: Iterable[Mlp], num_norms: int = 2) -> tuple[LayerRun, ...]:
     """Collect consecutive identical layers in runs."""
     return tuple(
         LayerRun(count=len(list(same)), attention=attention, mlp=mlp, num_norms=num_norms)
@@ -122,9 +125,7 @@ def masks(fields: Fields, residual: str, embedding: str | None, attention: str) 
     return {"dropout": dropped, **{name: value for name, value in parts.items() if value != dropped}}
 
 
-def uniform(
-    fields: Fields, name: str, attention: Attention, mlp: Mlp, num_norms: int = 2, **more: Any
-) -> ModelSpec:
+def uniform(fields: Fields, name: str, attention: Mixer, mlp: Mlp, num_norms: int = 2, **more: Any) -> ModelSpec:
     """Build a model whose layers are all equal."""
     run = LayerRun(count=fields.num_layers, attention=attention, mlp=mlp, num_norms=num_norms)
     return model_of(fields, name, (run,), **more)

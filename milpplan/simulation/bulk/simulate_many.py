@@ -500,7 +500,10 @@ def _rules(problem: Problem, c: LayoutColumns) -> Iterator[BoolArray]:
     yield _admitted(c.global_batch_size, job.global_batch_size)
     yield c.global_batch_size % replicas == 0
     for kind in problem.model.kinds:
-        yield kind.attention.num_attention_heads % c.tp == 0
+        for heads in kind.head_counts:
+            yield heads % c.tp == 0
+        for heads in kind.exchanged_heads:
+            yield (c.cp == 1) | (heads % (c.tp * c.cp) == 0)
     yield job.sequence_length % c.cp == 0
     heads = problem.model.common_heads
     yield (c.ulysses == 1) | ((c.cp % c.ulysses == 0) & (heads % (c.tp * c.ulysses) == 0))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         interpolate_table,
         memory_bound_s,
     )
-    from milpplan.simulation.layers.layer_time import Shard, flash_core_s, kv_heads_per_rank, layer_seconds
+    from milpplan.simulation.layers.layer_time import flash_core_s, kv_heads_per_rank, layer_seconds
     from milpplan.simulation.layers.paired_layers import least_paired_ns
     from milpplan.simulation.layers.parameters import (
         active_parameters,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         total_parameters,
         trained_parameters,
     )
+    from milpplan.simulation.layers.shard import Shard
     from milpplan.simulation.layers.terms import EXPOSED, ONCE, Part, Phase, Term
 else:
     __getattr__ = lazy_exports(__name__, __file__)

@@ -22,13 +22,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.problem import DenseMlp, GroupedQueryAttention, LatentAttention, LayerRun, MixtureOfExperts, Problem
+from milpplan.problem import (
+    DenseMlp,
+    GroupedQueryAttention,
+    LatentAttention,
+    LayerRun,
+    LinearRecurrence,
+    MixtureOfExperts,
+    NoBlock,
+    Problem,
+)
 from milpplan.problem.model import Attention
 from milpplan.simulation import FloatArray, LayoutColumns
+from milpplan.simulation.layers import recurrence
 from milpplan.simulation.layers.layer_time import (
-    BF16_BYTES,
-    FP32_BYTES,
-    Shard,
     exchanged_bytes,
     has_operator_checkpoints,
     key_value_widths,
@@ -37,6 +44,7 @@ from milpplan.simulation.layers.layer_time import (
     up_outputs,
 )
 from milpplan.simulation.layers.parameters import padded_vocab_size
+from milpplan.simulation.layers.shard import BF16_BYTES, FP32_BYTES, Shard
 from milpplan.simulation.layers.sparse_attention import (
     indexer_input_bytes,
     indexer_output_width,
@@ -72,12 +80,12 @@ def layer_activations(problem: Problem, kind: LayerRun, columns: LayoutColumns) 
     attention_needs, mlp_needs = _needs_inputs(shard, kind)
     attention_kept, attention_dropped = _attention(shard, kind)
     mlp_kept, mlp_dropped, workspace = _mlp(shard, kind)
-    if isinstance(kind.attention, LatentAttention) and kind.attention.indexer is not None:
-        workspace = np.maximum(workspace, workspace_bytes(shard.tokens, problem.job.sequence_length))
-    masks = 2 * shard.tokens * shard.hidden / shard.sequence_tp if problem.model.dropout else 0.0
+    blocks = kind.num_blocks
+    masks = blocks * shard.tokens * shard.hidden / shard.sequence_tp if problem.model.dropout else 0.0
+    mixer_input = 0.0 if isinstance(kind.attention, NoBlock) else linear_input * attention_needs
     norms = _norm_copies(shard, kind) + _input_copies(shard, kind)
-    # Two residual-stream inputs of the norms, and the norm outputs that feed the two matrix products.
-    kept = 2 * stream + linear_input * attention_needs + attention_kept + mlp_kept + masks + norms
+    # Residual-stream inputs of the norms, and the norm outputs that feed the matrix products.
+    kept = blocks * stream + mixer_input + attention_kept + mlp_kept + masks + norms
     kept = kept + _adapters(shard, kind)
     if problem.inference:
         # No tensor waits for a backward: only the layer at work holds its tensors, at most all at the same time.
@@ -87,11 +95,27 @@ def layer_activations(problem: Problem, kind: LayerRun, columns: LayoutColumns) 
         selective = np.maximum(kept - stream - _kept_products(shard, kind), 0.0)
     elif flash:
         # Both norms are replayed (Megatron-LM core/transformer/transformer_layer.py, recompute_pre_mlp_layernorm).
-        mlp_input = 0.0 if isinstance(kind.mlp, MixtureOfExperts) else linear_input * mlp_needs
-        selective = linear_input * attention_needs + mlp_input + attention_dropped + mlp_dropped + norms
+        mlp_input = linear_input * mlp_needs if isinstance(kind.mlp, DenseMlp) else 0.0
+        selective = mixer_input + mlp_input + attention_dropped + mlp_dropped + norms
     else:
         selective = attention_dropped
+    workspace = np.maximum(workspace, _mixer_workspace(shard, kind))
     return LayerActivations(kept, selective, kept - stream, workspace + stream)
+
+
+def _mixer_workspace(shard: Shard, kind: LayerRun) -> FloatArray:
+    """Count the temporary bytes of an indexer, of a recurrence's backward, or of attention without an MLP.
+
+    Those of other attention beside an MLP are smaller than the MLP's.
+    """
+    mixer = kind.attention
+    if isinstance(mixer, LatentAttention) and mixer.indexer is not None:
+        return workspace_bytes(shard.tokens, shard.problem.job.sequence_length)
+    if isinstance(mixer, LinearRecurrence):
+        return np.asarray(BF16_BYTES * shard.tokens * recurrence.workspace_elements(mixer) / shard.tp)
+    if not isinstance(kind.mlp, NoBlock):
+        return np.zeros_like(shard.tokens)
+    return np.asarray(_attention(shard, kind)[0])
 
 
 def _needs_inputs(shard: Shard, kind: LayerRun) -> tuple[bool, bool]:
@@ -145,18 +169,17 @@ def _input_bytes(problem: Problem) -> int:
 
 
 def _norm_copies(shard: Shard, kind: LayerRun) -> FloatArray:
-    """Count the bytes that both norms of a layer keep beside a fused kernel's, and their gathered outputs.
+    """Count the bytes that the norm of each block keeps beside a fused kernel's, and the gathered outputs.
 
-    2 k u h / r for the norms. Where the layout or the framework keeps the inputs of products gathered, the
-    gathered part of each norm's output adds 2 u h (1 - 1/r). Routed experts gather no input, so a layer without
-    dense or shared MLP has a single such output.
+    k u h / r for a norm. Where the layout or the framework keeps the inputs of products gathered, the
+    gathered part of each norm's output adds 2 u h (1 - 1/r). Routed experts gather no input.
     """
     software = shard.problem.hardware.software
     elements = shard.tokens * shard.hidden
-    copies = 2 * software.norm_kept_bytes * elements / shard.sequence_tp
-    dense = isinstance(kind.mlp, DenseMlp) or kind.mlp.shared_intermediate_size > 0
+    copies = kind.num_blocks * software.norm_kept_bytes * elements / shard.sequence_tp
+    mixes = not isinstance(kind.attention, NoBlock)
     attention_needs, mlp_needs = _needs_inputs(shard, kind)
-    inputs = attention_needs + (dense and mlp_needs)
+    inputs = (mixes and attention_needs) + (kind.has_dense_part and mlp_needs)
     gathered = inputs * _input_bytes(shard.problem) * elements * (1 - 1 / shard.sequence_tp)
     kept = ~shard.columns.gather_again | software.gathered_inputs
     return np.asarray(copies + np.where(kept, gathered, 0.0))
@@ -168,7 +191,7 @@ def _input_copies(shard: Shard, kind: LayerRun) -> FloatArray:
     2 u h / r for each of two copies for queries, keys and values, and of one copy for a dense gate and up. Only
     for grouped-query attention with three separate products; other attention has no copies here, a lower bound.
     """
-    if not shard.problem.hardware.software.copied_inputs or isinstance(kind.attention, LatentAttention):
+    if not shard.problem.hardware.software.copied_inputs or not isinstance(kind.attention, GroupedQueryAttention):
         return np.zeros_like(shard.tokens)
     attention_needs, mlp_needs = _needs_inputs(shard, kind)
     copies = 2 * attention_needs + (isinstance(kind.mlp, DenseMlp) and kind.mlp.gated and mlp_needs)
@@ -179,6 +202,13 @@ def _input_copies(shard: Shard, kind: LayerRun) -> FloatArray:
 def _attention(shard: Shard, kind: LayerRun) -> tuple[FloatArray, FloatArray]:
     """Count the bytes that attention keeps, and the part of them that selective recomputation drops."""
     attention, tokens, tp, job = kind.attention, shard.tokens, shard.tp, shard.problem.job
+    if isinstance(attention, NoBlock):
+        return np.zeros_like(tokens), np.zeros_like(tokens)
+    if isinstance(attention, LinearRecurrence):
+        # The gated norm's output is the input of a product.
+        output = _input_bytes(shard.problem) * tokens * recurrence.widths(attention).values / tp
+        kept = BF16_BYTES * tokens * recurrence.kept_elements(attention) / tp + output
+        return kept, output if job.attention_kernel == "flash" else np.zeros_like(tokens)
     heads = attention.num_attention_heads / tp
     if isinstance(attention, LatentAttention):
         qk_dim = attention.qk_nope_head_dim + attention.qk_rope_head_dim
@@ -196,7 +226,9 @@ def _attention(shard: Shard, kind: LayerRun) -> tuple[FloatArray, FloatArray]:
         kept = BF16_BYTES * tokens * (latent + needed) / shard.sequence_tp + expanded + out
         dropped = expanded
     else:
-        q_bytes = BF16_BYTES * tokens * heads * (attention.head_dim + attention.value_dim)
+        # A gate, and the gated output, add to queries and output.
+        gate_dims = 2 * attention.value_dim if attention.output_gate else 0
+        q_bytes = BF16_BYTES * tokens * heads * (attention.head_dim + attention.value_dim + gate_dims)
         kept = q_bytes + BF16_BYTES * tokens * key_value_widths(attention, tp)[1]
         dropped = np.zeros_like(tokens)
     kept = kept + _exchanged_outputs(shard, attention)
@@ -223,22 +255,29 @@ def _mlp(shard: Shard, kind: LayerRun) -> tuple[FloatArray, FloatArray, FloatArr
         Bytes kept (with the input), the part that selective recomputation drops, and the temporary gradients of
         the widest operator.
     """
+    if isinstance(kind.mlp, NoBlock):
+        zeros = np.zeros_like(shard.tokens)
+        return zeros, zeros, zeros
     if isinstance(kind.mlp, DenseMlp):
         return _dense(shard, kind.mlp)
     moe, problem = kind.mlp, shard.problem
     rows = routed_rows(shard, moe)
     width = moe.intermediate_size / shard.columns.etp
     matrices = 2 if moe.gated else 1
-    inputs = _input_bytes(problem) * rows * shard.hidden * shard.trains(*up_outputs(moe, width))
+    hidden = moe.latent_size or shard.hidden
+    inputs = _input_bytes(problem) * rows * hidden * shard.trains(*up_outputs(moe, width))
     up = BF16_BYTES * rows * matrices * width
     down_input = _input_bytes(problem) * rows * width * shard.trains("down_proj")
     # Router probabilities and indices in fp32, and the expert outputs that the probabilities weight.
     local = shard.tokens / shard.tp
-    routing = 8 * local * moe.num_experts + BF16_BYTES * local * moe.num_experts_per_tok * shard.hidden
+    routing = 8 * local * moe.num_experts + BF16_BYTES * local * moe.num_experts_per_tok * hidden
+    if moe.latent_size:
+        # Experts' sum, the input of the projection from the latent width.
+        routing = routing + BF16_BYTES * local * moe.latent_size
     router_input = BF16_BYTES * shard.tokens * shard.hidden / shard.sequence_tp * shard.trains()
     kept = router_input + inputs + up + down_input + routing
     dropped = down_input + router_input
-    workspace = up + BF16_BYTES * rows * shard.hidden
+    workspace = up + BF16_BYTES * rows * hidden
     if moe.shared_intermediate_size:
         shared = _dense(shard, DenseMlp(intermediate_size=moe.shared_intermediate_size, gated=moe.gated))
         kept, dropped = kept + shared[0], dropped + shared[1]
@@ -272,9 +311,10 @@ def layer_deferred_bytes(problem: Problem, kind: LayerRun, columns: LayoutColumn
     0 where the backward is not split.
     """
     shard = Shard.of(problem, columns)
+    mlp: FloatArray = np.zeros_like(shard.tokens)
     if isinstance(kind.mlp, MixtureOfExperts):
         mlp = _deferred_mixture_of_experts(shard, kind.mlp)
-    else:
+    elif isinstance(kind.mlp, DenseMlp):
         mlp = _deferred_dense_mlp(shard, kind.mlp)
     # Adapters keep A x and the gradient of it.
     total = _deferred_attention(shard, kind) + mlp + 2 * _adapters(shard, kind)
@@ -310,13 +350,20 @@ def _row_gradient(shard: Shard) -> FloatArray:
 def _deferred_attention(shard: Shard, kind: LayerRun) -> FloatArray:
     """Count the bytes that attention keeps for its weight gradients."""
     attention, tokens, element = kind.attention, shard.tokens, shard.operand_bytes
+    if isinstance(attention, NoBlock):
+        return np.zeros_like(tokens)
+    if isinstance(attention, LinearRecurrence):
+        width = recurrence.widths(attention)
+        saved = (element * width.projected + BF16_BYTES * width.values) / shard.tp
+        return _column_input(shard) + _row_gradient(shard) + tokens * saved
     heads, trains = attention.num_attention_heads / shard.tp, shard.trains
     ends = _column_input(shard) * _needs_inputs(shard, kind)[0] + _row_gradient(shard) * trains("o_proj")
     if not isinstance(attention, LatentAttention):
         q_width, out_width = heads * attention.head_dim, heads * attention.value_dim
         k_width, kv_width = key_value_widths(attention, shard.tp)
         values = 0.0 if attention.keys_are_values else (kv_width - k_width) * trains("v_proj")
-        outputs = q_width * trains("q_proj") + k_width * trains("k_proj") + values
+        gate = out_width if attention.output_gate else 0.0
+        outputs = q_width * trains("q_proj") + k_width * trains("k_proj") + values + gate
         return ends + element * tokens * outputs + BF16_BYTES * tokens * out_width * trains("o_proj")
     qk_dim = attention.qk_nope_head_dim + attention.qk_rope_head_dim
     q_rank, kv_rank = attention.q_lora_rank or 0, attention.kv_lora_rank
@@ -355,9 +402,12 @@ def _deferred_mixture_of_experts(shard: Shard, moe: MixtureOfExperts) -> FloatAr
     rows, element = routed_rows(shard, moe), shard.operand_bytes
     width = moe.intermediate_size / shard.columns.etp
     first, down = up_outputs(moe, width), shard.trains("down_proj")
-    hidden_widths = (shard.trains(*first) + down) * shard.hidden
+    hidden_widths = (shard.trains(*first) + down) * (moe.latent_size or shard.hidden)
     widths = hidden_widths + (sum(shard.trains(name) for name in first) + down) * width
     experts = element * rows * widths
+    if moe.latent_size:
+        # Inputs and output gradients of both projections.
+        experts = experts + element * shard.tokens / shard.tp * 2 * (moe.latent_size + shard.hidden)
     router_input = BF16_BYTES * shard.tokens * shard.hidden / shard.sequence_tp * shard.trains()
     probabilities = FP32_BYTES * shard.tokens / shard.tp * moe.num_experts * shard.trains()
     total = experts + router_input + probabilities

@@ -9,13 +9,13 @@ import numpy as np
 from milpplan.problem import ModelSpec, Problem
 from milpplan.simulation import FloatArray, IntArray, LayoutColumns
 from milpplan.simulation.layers import kernels
-from milpplan.simulation.layers.layer_time import BF16_BYTES, FP32_BYTES, Shard
 from milpplan.simulation.layers.parameters import (
     final_norm_parameters,
     head_parameters,
     padded_vocab_size,
     position_parameters,
 )
+from milpplan.simulation.layers.shard import BF16_BYTES, FP32_BYTES, Shard
 from milpplan.simulation.layers.terms import Part, Phase
 from milpplan.simulation.network import collectives, far_s, placement
 

@@ -3,8 +3,7 @@
 Every quantity broadcasts over the rows of a ``LayoutColumns``. The exposed parts add up to the duration that the
 pipeline graph uses. Hidden parts are reported, but never added.
 
-``layer_seconds`` is the entry: it adds operator after operator to a ``Tally``. ``Shard`` holds the share of a
-micro-batch that a GPU works on. Operators follow Megatron-LM's layer.
+``layer_seconds`` is the entry: it adds operator after operator to a ``Tally``. Operators follow Megatron-LM.
 
 Sources: Shoeybi et al. 2019 section 3 for tensor parallelism; Korthikanti et al. 2022 section 4 for sequence
 parallelism; Liu et al. 2023, Ring Attention, for context parallelism; Shazeer et al. 2017 and Megatron-LM
@@ -14,26 +13,24 @@ core/transformer/moe for experts; DeepSeek-V2 section 2.1 for latent attention; 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 
 from milpplan.problem import (
-    TP_OVERLAPS,
     DenseMlp,
     GroupedQueryAttention,
     Indexer,
     LatentAttention,
     LayerRun,
+    LinearRecurrence,
     MixtureOfExperts,
     Problem,
 )
 from milpplan.problem.model import Attention, LinearModule
-from milpplan.simulation import BoolArray, FloatArray, LayoutColumns
-from milpplan.simulation.layers import kernels
+from milpplan.simulation import FloatArray, LayoutColumns
+from milpplan.simulation.layers import kernels, recurrence
 from milpplan.simulation.layers.cost_models import replaced_seconds
 from milpplan.simulation.layers.kernels import Mask, Numbers, average_keys
+from milpplan.simulation.layers.shard import BF16_BYTES, FP32_BYTES, CoreSeconds, Shard, linear_pair
 from milpplan.simulation.layers.sparse_attention import (
     gathered_key_width,
     indexer_input_bytes,
@@ -43,104 +40,6 @@ from milpplan.simulation.layers.sparse_attention import (
 from milpplan.simulation.layers.terms import EXPOSED, ONCE, Outputs, Part, Phase, Product, Tally
 from milpplan.simulation.network import call_s, collectives, placement
 from milpplan.simulation.network.domains import neighbours_share
-
-BF16_BYTES = 2
-FP32_BYTES = 4
-
-
-CoreSeconds = tuple[FloatArray, FloatArray]
-"""Seconds of one layer's attention kernels forward and backward, [num_layouts]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """Share of one micro-batch that a GPU works on; arrays of shape [num_layouts]."""
-
-    problem: Problem
-    columns: LayoutColumns
-    tokens: FloatArray
-    """Tokens of a context-parallel rank: micro_batch_size * sequence_length / cp."""
-    tp: FloatArray
-    sequence_tp: FloatArray
-    """Divisor of tensors outside the tensor-parallel region: tp with sequence parallelism, else 1."""
-    core: CoreSeconds | None = None
-    """Times of attention for sequences of several lengths that are packed into the micro-batch
-    (``milpplan.simulation.packed_sequences``); None: all sequences have the job's length."""
-
-    @staticmethod
-    def of(problem: Problem, columns: LayoutColumns, core: CoreSeconds | None = None) -> Shard:
-        """Cut the shard of every layout."""
-        tokens = columns.micro_batch_size * problem.job.sequence_length / columns.cp
-        tp = columns.tp.astype(np.float64)
-        return Shard(problem, columns, tokens, tp, np.where(columns.sequence_parallel, tp, 1.0), core)
-
-    @property
-    def hidden(self) -> int:
-        """Hidden size of the model."""
-        return self.problem.model.hidden_size
-
-    @property
-    def operand_bytes(self) -> int:
-        """Bytes of an element of a product's inputs."""
-        return kernels.FP8_BYTES if self.problem.job.precision == "fp8" else BF16_BYTES
-
-    @property
-    def gathered_bytes(self) -> FloatArray:
-        """Bytes of the tensor that sequence parallelism gathers before a product: tokens x hidden.
-
-        Source: Transformer Engine 1.11, pytorch/module/layernorm_linear.py and linear.py: the input is cast before
-        it is gathered, forwards and again for the weight gradient; module/base.py (``grad_output_preprocess``): so
-        is the output gradient. What is reduce-scattered stays in bf16.
-        """
-        return self.operand_bytes * self.tokens * self.hidden
-
-    @property
-    def grad_bytes(self) -> int:
-        """Bytes of one accumulated gradient."""
-        return FP32_BYTES if self.problem.job.grad_dtype == "fp32" else BF16_BYTES
-
-    @property
-    def fused_sums(self) -> bool:
-        """True if the products of weight gradients add to the accumulated gradients themselves."""
-        return self.problem.hardware.software.fused_gradient_sums
-
-    def trains(self, *modules: LinearModule) -> bool:
-        """Check that weights of some of the matrices, or adapters beside them, are trained."""
-        lora = self.problem.job.lora
-        return lora is None or any(name in lora.modules for name in modules)
-
-    def gemm(self, m: FloatArray, n: FloatArray | float, k: FloatArray | float, matrices: Outputs) -> Product:
-        """Time forward, input gradient and weight gradient of a linear layer of m tokens from width k to n.
-
-        fp8 adds one pass over the inputs (read bf16, write fp8 and its transpose) before each product. With LoRA
-        the weights are frozen, and the adapters' products are added. ``matrices``: the matrices that it joins.
-        """
-        gpu, precision = self.problem.hardware.accelerator, self.problem.job.precision
-        forward = kernels.gemm_s(gpu, precision, m, n, k)
-        dgrad = kernels.gemm_s(gpu, precision, m, k, n)
-        wgrad = kernels.weight_gradient_s(gpu, precision, n, k, m, 1.0, self.grad_bytes, self.fused_sums)
-        if precision == "fp8":
-            forward = forward + self.memory_bound(4.0 * m * k)
-            dgrad = dgrad + self.memory_bound(4.0 * m * n)
-        if self.problem.job.lora is not None:
-            added = self.adapters(m, k, matrices)
-            forward, dgrad, wgrad = forward + added[0], dgrad + added[1], added[2]
-        return Product(forward, dgrad, wgrad, (m, n, k), matrices, self.trains(*matrices))
-
-    def adapters(
-        self, m: FloatArray, k: FloatArray | float, matrices: Outputs, count: FloatArray | float = 1.0
-    ) -> FloatArray:
-        """Time the adapters beside ``count`` products, in seconds [3, n] as ``kernels.adapter_s``."""
-        lora, gpu = self.problem.job.lora, self.problem.hardware.accelerator
-        total = np.zeros((3, len(self.columns)))
-        for name, n in matrices.items():
-            if lora is not None and name in lora.modules:
-                total += kernels.adapter_s(gpu, lora.rank, m, n, k, count, self.grad_bytes, self.fused_sums)
-        return total
-
-    def memory_bound(self, num_bytes: FloatArray | float) -> FloatArray:
-        """Time a memory-bound operator, in seconds."""
-        return np.asarray(kernels.memory_bound_s(self.problem.hardware.accelerator, num_bytes))
 
 
 def layer_seconds(
@@ -166,15 +65,17 @@ def layer_tally(
 ) -> Tally:
     """Sum the operators of one layer in milpplan's own cost model, with the calls of its collectives."""
     shard = Shard.of(problem, columns, core)
-    tally = Tally.empty(columns.split_backward)
+    tally = Tally.empty(columns.split_backward, kind.num_blocks)
     _norms_and_residuals(shard, kind, tally)
     if isinstance(kind.attention, LatentAttention):
         _latent_attention(shard, kind.attention, tally)
-    else:
+    elif isinstance(kind.attention, GroupedQueryAttention):
         _grouped_query_attention(shard, kind.attention, tally)
+    elif isinstance(kind.attention, LinearRecurrence):
+        recurrence.add_recurrence(shard, kind.attention, tally)
     if isinstance(kind.mlp, MixtureOfExperts):
         _mixture_of_experts(shard, kind.mlp, tally)
-    else:
+    elif isinstance(kind.mlp, DenseMlp):
         _dense_mlp(shard, kind.mlp, tally)
     if has_operator_checkpoints(problem, kind):
         _replayed_products(shard, kind, tally)
@@ -203,10 +104,14 @@ def _wait_for_launches(shard: Shard, tally: Tally) -> None:
 
 
 def host_seconds(problem: Problem, tally: Tally, phase: Phase) -> FloatArray:
-    """Time the host for the kernels and collectives of a phase of a layer, in seconds [num_layouts]."""
+    """Time the host for the kernels and collectives of a phase of a layer, in seconds [num_layouts].
+
+    A layer of a single block has half the launches.
+    """
     software, split = problem.hardware.software, tally.split.astype(np.float64)
     num_launches = {Phase.FORWARD: np.ones_like(split), Phase.BACKWARD: 2.0 - split, Phase.WEIGHT: split}
-    host = num_launches[phase] * software.layer_launch_s + tally.called_s[phase]
+    launch_s = software.layer_launch_s * (tally.num_blocks / 2)
+    host = num_launches[phase] * launch_s + tally.called_s[phase]
     return np.asarray(host)
 
 
@@ -267,7 +172,7 @@ def _norms_and_residuals(shard: Shard, kind: LayerRun, tally: Tally) -> None:
     for _ in range(kind.num_norms):
         tally.compute(norm, 1.5 * norm, selective=flash)
     residual = shard.memory_bound(3 * BF16_BYTES * elements)
-    tally.compute(2 * residual, 2 * residual)
+    tally.compute(kind.num_blocks * residual, kind.num_blocks * residual)
 
 
 def kv_heads_per_rank(attention: GroupedQueryAttention, tp: FloatArray) -> FloatArray:
@@ -289,8 +194,9 @@ def _grouped_query_attention(shard: Shard, attention: GroupedQueryAttention, tal
     matrices: dict[LinearModule, FloatArray | float] = {"q_proj": q_width, "k_proj": k_width}
     if not attention.keys_are_values:
         matrices["v_proj"] = kv_width - k_width
-    qkv = shard.gemm(tokens, sum(matrices.values()), shard.hidden, matrices)
     out_width = attention.num_attention_heads * attention.value_dim / tp
+    gate = out_width if attention.output_gate else 0.0
+    qkv = shard.gemm(tokens, sum(matrices.values()) + gate, shard.hidden, matrices)
     out = shard.gemm(tokens, shard.hidden, out_width, {"o_proj": shard.hidden})
     rope = shard.memory_bound(2 * BF16_BYTES * tokens * (q_width + k_width))
     # Rotary positions and norms of queries and keys are a pass over them each.
@@ -300,13 +206,20 @@ def _grouped_query_attention(shard: Shard, attention: GroupedQueryAttention, tal
         qkv.dgrad + qkv.wgrad + out.dgrad + out.wgrad + rope,
         qkv.wgrad + out.wgrad,
     )
-    _linear_pair(shard, tally, (qkv,), out)
+    if attention.output_gate:
+        tally.compute(
+            shard.memory_bound(3 * BF16_BYTES * tokens * out_width),
+            shard.memory_bound(5 * BF16_BYTES * tokens * out_width),
+        )
+    linear_pair(shard, tally, (qkv,), out)
     _core_attention(shard, tally, attention, BF16_BYTES * tokens * kv_width)
 
 
 def has_operator_checkpoints(problem: Problem, kind: LayerRun) -> bool:
     """Check if selective recomputation of the layer goes by product (``Software.operator_checkpoints``)."""
-    priced = isinstance(kind.attention, GroupedQueryAttention) and isinstance(kind.mlp, DenseMlp)
+    attention = kind.attention
+    plain = isinstance(attention, GroupedQueryAttention) and not attention.output_gate
+    priced = plain and isinstance(kind.mlp, DenseMlp)
     return problem.hardware.software.operator_checkpoints and problem.job.attention_kernel == "flash" and priced
 
 
@@ -363,7 +276,7 @@ def _latent_attention(shard: Shard, attention: LatentAttention, tally: Tally) ->
         q_down.wgrad + kv_down.wgrad + out.wgrad,
     )
     if attention.indexer is not None:
-        _linear_pair(shard, tally, (q_up,), out)
+        linear_pair(shard, tally, (q_up,), out)
         tally.compute(q_up.forward, q_up.dgrad + q_up.wgrad, q_up.wgrad, selective=True)
         _sparse_attention(shard, attention, attention.indexer, tally)
         return
@@ -372,7 +285,7 @@ def _latent_attention(shard: Shard, attention: LatentAttention, tally: Tally) ->
     flash = shard.problem.job.attention_kernel == "flash"
     up_backward = q_up.dgrad + q_up.wgrad + kv_up.dgrad + kv_up.wgrad
     tally.compute(q_up.forward + kv_up.forward, up_backward, q_up.wgrad + kv_up.wgrad, selective=flash)
-    _linear_pair(shard, tally, (q_up, kv_up), out)
+    linear_pair(shard, tally, (q_up, kv_up), out)
     ring_bytes = BF16_BYTES * tokens * heads * (qk_dim + attention.v_head_dim)
     _core_attention(shard, tally, attention, ring_bytes)
 
@@ -535,7 +448,7 @@ def _dense_mlp(shard: Shard, mlp: DenseMlp, tally: Tally) -> None:
     activation_back = shard.memory_bound(BF16_BYTES * shard.tokens * width * (2 * matrices + 1))
     tally.compute(up.forward + down.forward, up.dgrad + up.wgrad + down.dgrad + down.wgrad, up.wgrad + down.wgrad)
     tally.compute(activation, activation_back, selective=shard.problem.job.attention_kernel == "flash")
-    _linear_pair(shard, tally, (up,), down)
+    linear_pair(shard, tally, (up,), down)
 
 
 def routed_rows(shard: Shard, moe: MixtureOfExperts) -> FloatArray:
@@ -548,16 +461,21 @@ def routed_rows(shard: Shard, moe: MixtureOfExperts) -> FloatArray:
 
 
 def _mixture_of_experts(shard: Shard, moe: MixtureOfExperts, tally: Tally) -> None:
-    """Add router, permutations, grouped products, activation and token exchange of a mixture of experts."""
+    """Add router, permutations, grouped products, activation and token exchange of a mixture of experts.
+
+    Tokens are dispatched in the width of ``latent_size``, whose projections every rank has (Megatron-LM@d98e8a64
+    core/transformer/moe/moe_layer.py).
+    """
     hardware, gpu = shard.problem.hardware, shard.problem.hardware.accelerator
-    columns, hidden, precision = shard.columns, shard.hidden, shard.problem.job.precision
+    columns, precision = shard.columns, shard.problem.job.precision
+    hidden = moe.latent_size or shard.hidden
     local = shard.tokens / shard.tp
     rows = routed_rows(shard, moe)
     experts = moe.num_experts / columns.ep
     per_expert = rows / experts
     matrices = 2 if moe.gated else 1
     width = moe.intermediate_size / columns.etp.astype(np.float64)
-    router = kernels.gemm_s(gpu, "bf16", local, float(moe.num_experts), float(hidden))
+    router = kernels.gemm_s(gpu, "bf16", local, float(moe.num_experts), float(shard.hidden))
     permute = shard.memory_bound(4 * BF16_BYTES * local * moe.num_experts_per_tok * hidden)
     # Tokens arrive sorted by source; a rank with several experts sorts them by expert, and back afterwards.
     permute = permute + np.where(
@@ -565,6 +483,11 @@ def _mixture_of_experts(shard: Shard, moe: MixtureOfExperts, tally: Tally) -> No
     )
     router_weight = router * shard.trains()
     tally.compute(router + permute, router + router_weight + permute, router_weight)
+
+    if moe.latent_size:
+        for sizes in ((hidden, shard.hidden), (shard.hidden, hidden)):
+            projection = shard.gemm(local, *sizes, {})
+            tally.compute(projection.forward, projection.dgrad + projection.wgrad, projection.wgrad)
 
     def grouped(m: FloatArray | float, n: FloatArray | float, k: FloatArray | float) -> FloatArray:
         """Time the products of all experts of a rank."""
@@ -603,95 +526,3 @@ def _mixture_of_experts(shard: Shard, moe: MixtureOfExperts, tally: Tally) -> No
     tally.calls(2, 2, call_s(hardware, *ep_group) + call_s(hardware, *etp_group))
     if moe.shared_intermediate_size:
         _dense_mlp(shard, DenseMlp(intermediate_size=moe.shared_intermediate_size, gated=moe.gated), tally)
-
-
-_NO_TILES, _PIPELINED_TILES = TP_OVERLAPS.index("none"), TP_OVERLAPS.index("pipelined")
-_TP_PARTS = (Part.TP, Part.TP_HIDDEN)
-
-
-def _linear_pair(shard: Shard, tally: Tally, columns: Sequence[Product], row: Product) -> None:
-    """Add the tensor-parallel communication of column-parallel linear layers followed by a row-parallel layer.
-
-    With sequence parallelism: all-gather before, reduce-scatter after. In the backward, the output gradient is
-    all-gathered (exposed), the input is gathered again beside the input-gradient product (unless it was kept) and
-    the input gradient is reduce-scattered beside the weight-gradient product. Frozen layers without
-    adapters gather no input again.
-
-    Without sequence parallelism: an all-reduce after, and in the backward an all-reduce beside the weight-gradient
-    product.
-
-    Where weight gradients run by themselves, no product is left to hide the reduction of the input gradient, and
-    the input is gathered beside the weight gradients.
-
-    Sources: Korthikanti et al. 2022 figure 5; Megatron-LM core/tensor_parallel/layers.py; for split backwards
-    sail-sg/zero-bubble-pipeline-parallelism, core/tensor_parallel/layers.py. In tiles (``Layout.tp_overlap``):
-    Wang et al. 2023, "Overlap communication with dependent computation via decomposition" (ASPLOS); Transformer
-    Engine's userbuffers (pytorch/csrc/extensions/comm_gemm_overlap.cpp), which Megatron-LM calls with
-    ``--tp-comm-overlap``.
-    """
-    hardware, sp = shard.problem.hardware, shard.columns.sequence_parallel
-    message = BF16_BYTES * shard.tokens * shard.hidden
-    group = placement.tensor(shard.columns)
-    gather = collectives.all_gather_s(hardware, shard.gathered_bytes, *group)
-    scatter = collectives.reduce_scatter_s(hardware, message, *group)
-    reduce = collectives.all_reduce_s(hardware, message, *group)
-    zeros = np.zeros_like(shard.tokens)
-    share = collectives.processor_fraction(hardware, *group)
-    # Only weight gradients need the gathered input again.
-    needed = any(product.trained for product in columns)
-    again = shard.columns.gather_again
-    num_regathers = np.where(sp & again & needed, 1, 0)
-    tally.calls(
-        np.where(sp, 2, 1), np.where(sp, 2, 1) + num_regathers, call_s(hardware, *group), weight=num_regathers
-    )
-    if shard.columns.any_of("tp_overlap"):
-        tiles = _Tiles(shard, tally, share)
-        tiles.add_beside(Phase.FORWARD, np.where(sp, gather, zeros), columns)
-        tiles.add_beside(Phase.FORWARD, np.where(sp, scatter, reduce), (row,))
-        tiles.add_beside(Phase.BACKWARD, np.where(sp, gather, zeros), (row,))
-    else:
-        tally.exposed(Part.TP, Phase.FORWARD, np.where(sp, gather + scatter, reduce))
-        tally.exposed(Part.TP, Phase.BACKWARD, np.where(sp, gather, zeros))
-    dgrad, wgrad = columns[0].dgrad, columns[0].wgrad
-    for other in columns[1:]:
-        dgrad, wgrad = dgrad + other.dgrad, wgrad + other.wgrad
-    overlap = 1.0 if hardware.software.overlap_tensor_parallel else 0.0
-    regather, reduced = np.where(sp & again & needed, gather, zeros), np.where(sp, scatter, reduce)
-    if tally.any_split:
-        tally.exposed(Part.TP, Phase.BACKWARD, np.where(tally.split, reduced, 0.0))
-        tally.overlapped(_TP_PARTS, Phase.WEIGHT, np.where(tally.split, regather, 0.0), overlap * wgrad, share)
-        regather, reduced = (np.where(tally.split, 0.0, seconds) for seconds in (regather, reduced))
-    tally.overlapped(_TP_PARTS, Phase.BACKWARD, regather, overlap * dgrad, share)
-    tally.overlapped(_TP_PARTS, Phase.BACKWARD, reduced, overlap * wgrad, share)
-    if shard.problem.job.attention_kernel == "flash":
-        # Selective recomputation drops the gathered inputs, so the replay gathers them once more.
-        replayed = np.where(sp & ~again & needed, gather, zeros)
-        tally.overlapped(_TP_PARTS, Phase.SELECTIVE, replayed, overlap * dgrad, share)
-
-
-class _Tiles:
-    """Communication in tiles beside the tiles of its own product, for layouts with ``tp_overlap``."""
-
-    def __init__(self, shard: Shard, tally: Tally, share: FloatArray) -> None:
-        self.shard, self.tally, self.share = shard, tally, share
-        self.chosen: BoolArray = (shard.columns.tp_overlap != _NO_TILES) & (shard.columns.tp > 1)
-        self.tiles = np.where(self.chosen, shard.tp, 1.0)
-
-    def add_beside(self, phase: Phase, seconds: FloatArray, products: Sequence[Product]) -> None:
-        """Add communication of ``seconds`` beside its products, and the time that tiles add to the products.
-
-        The products are forwards, or input gradients in the backward.
-        """
-        forward = phase == Phase.FORWARD
-        whole, tile = np.zeros_like(seconds), np.zeros_like(seconds)
-        for product in products:
-            tokens, width, inner = product.size
-            part = self.shard.gemm(tokens / self.tiles, width, inner, product.matrices)
-            whole = whole + (product.forward if forward else product.dgrad)
-            tile = tile + (part.forward if forward else part.dgrad)
-        added = np.where(self.chosen & (seconds > 0), self.tiles * tile - whole, 0.0)
-        self.tally.seconds[Part.COMPUTE, phase] += added
-        pipelined = self.shard.columns.tp_overlap == _PIPELINED_TILES
-        exposed, hidden = collectives.tiled_overlap_s(seconds, whole + added, self.tiles, self.share, pipelined)
-        self.tally.seconds[Part.TP, phase] += exposed
-        self.tally.seconds[Part.TP_HIDDEN, phase] += hidden

@@ -21,15 +21,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milpplan.problem import (
-    DenseMlp,
     GroupedQueryAttention,
     LatentAttention,
     LayerRun,
+    LinearRecurrence,
     Lora,
     MixtureOfExperts,
     ModelSpec,
+    NoBlock,
     Problem,
 )
+from milpplan.problem.model import Mixer, Mlp
+from milpplan.simulation.layers import recurrence
 from milpplan.simulation.layers.kernels import average_keys
 from milpplan.simulation.layers.sparse_attention import indexer_matrix_parameters
 
@@ -72,14 +75,15 @@ def _norm_parameters(model: ModelSpec) -> int:
 def _grouped_query_attention(hidden: int, attention: GroupedQueryAttention) -> LayerParameters:
     """Count projections q, k, v (column parallel) and o (row parallel), biases, q/k norms and sinks.
 
-    ``h*(a*d + k*(d + v)) + a*v*h``, with a heads and k key-value heads, of width d with values of width v. Source:
-    transformers 5.23.0, ``LlamaAttention``, ``Qwen3Attention``, ``Olmo2Attention``, ``GptOssAttention``,
-    ``MiMoV2FlashAttention``.
+    ``h*(a*d + k*(d + v)) + a*v*h``, with a heads and k key-value heads, of width d with values of width v; a gate
+    adds ``h*a*v``. Source: transformers 5.23.0, ``LlamaAttention``, ``Qwen3Attention``, ``Olmo2Attention``,
+    ``GptOssAttention``, ``MiMoV2FlashAttention``, ``Qwen3NextAttention``.
     """
     query = attention.num_attention_heads * attention.head_dim
     keys = attention.num_key_value_heads * attention.head_dim
     values = 0 if attention.keys_are_values else attention.num_key_value_heads * attention.value_dim
-    columns = query + keys + values
+    gate = attention.num_attention_heads * attention.value_dim if attention.output_gate else 0
+    columns = query + gate + keys + values
     matrices = hidden * columns + attention.num_attention_heads * attention.value_dim * hidden
     column_bias = columns if attention.qkv_bias else 0
     sinks = attention.num_attention_heads if attention.sinks else 0
@@ -114,6 +118,22 @@ def _latent_attention(hidden: int, attention: LatentAttention) -> LayerParameter
     )
 
 
+def _linear_recurrence(hidden: int, mixer: LinearRecurrence) -> LayerParameters:
+    """Count the projections, the convolution, decays (with their biases, and skips of Mamba-2) and the gated norm.
+
+    ``h*p + v*h + conv*kernel + 2 or 3 a``, with p and v the widths of ``recurrence.Widths`` and a value heads. The
+    norm has v weights in Mamba-2, and in a delta rule the width of a head. Source: transformers 5.23.0,
+    ``Qwen3NextGatedDeltaNet``, ``NemotronHMamba2Mixer``.
+    """
+    width = recurrence.widths(mixer)
+    divided = hidden * (width.projected + width.values) + width.convolved * (mixer.conv_kernel + mixer.conv_bias)
+    divided += mixer.bias * width.projected
+    copied = mixer.bias * hidden
+    if mixer.update == "delta":
+        return LayerParameters(divided + 2 * mixer.num_value_heads, copied + mixer.value_head_dim)
+    return LayerParameters(divided + 3 * mixer.num_value_heads + width.values, copied)
+
+
 def _feed_forward(hidden: int, intermediate: int, gated: bool, bias: bool) -> tuple[int, int]:
     """Count a feed-forward block.
 
@@ -126,12 +146,14 @@ def _feed_forward(hidden: int, intermediate: int, gated: bool, bias: bool) -> tu
 
 
 def _mixture_of_experts(hidden: int, mlp: MixtureOfExperts) -> LayerParameters:
-    """Count router ``E*h``, E routed experts, the shared expert and its gate.
+    """Count router ``E*h``, E routed experts, projections to and from their width, the shared expert and its gate.
 
     Source: transformers 5.23.0, ``MixtralSparseMoeBlock``, ``Qwen2MoeSparseMoeBlock``, ``GptOssMLP``,
-    ``DeepseekV3MoE``.
+    ``DeepseekV3MoE``, ``NemotronHMoE``.
     """
-    expert_matrices, expert_bias = _feed_forward(hidden, mlp.intermediate_size, mlp.gated, mlp.bias)
+    expert_matrices, expert_bias = _feed_forward(
+        mlp.latent_size or hidden, mlp.intermediate_size, mlp.gated, mlp.bias
+    )
     shared, shared_bias = 0, 0
     if mlp.shared_intermediate_size:
         shared, shared_bias = _feed_forward(hidden, mlp.shared_intermediate_size, mlp.gated, mlp.bias)
@@ -140,25 +162,35 @@ def _mixture_of_experts(hidden: int, mlp: MixtureOfExperts) -> LayerParameters:
         router += hidden + mlp.num_experts
     return LayerParameters(
         tensor_parallel=shared,
-        replicated=router + shared_bias + (hidden if mlp.shared_gate else 0),
+        replicated=router + shared_bias + (hidden if mlp.shared_gate else 0) + 2 * hidden * (mlp.latent_size or 0),
         experts=mlp.num_experts * (expert_matrices + expert_bias),
     )
 
 
 def layer_parameters(model: ModelSpec, kind: LayerRun) -> LayerParameters:
     """Count the parameters of **one** layer of ``kind`` (its ``count`` is ignored), by sharding."""
-    hidden = model.hidden_size
-    if isinstance(kind.attention, LatentAttention):
-        attention = _latent_attention(hidden, kind.attention)
-    else:
-        attention = _grouped_query_attention(hidden, kind.attention)
-    if isinstance(kind.mlp, DenseMlp):
-        divided, copied = _feed_forward(hidden, kind.mlp.intermediate_size, kind.mlp.gated, kind.mlp.bias)
-        mlp = LayerParameters(tensor_parallel=divided, replicated=copied)
-    else:
-        mlp = _mixture_of_experts(hidden, kind.mlp)
     norms = LayerParameters(replicated=kind.num_norms * _norm_parameters(model))
-    return attention + mlp + norms
+    return _mixer(model.hidden_size, kind.attention) + _mlp(model.hidden_size, kind.mlp) + norms
+
+
+def _mixer(hidden: int, mixer: Mixer) -> LayerParameters:
+    """Count a token mixer."""
+    if isinstance(mixer, NoBlock):
+        return LayerParameters()
+    if isinstance(mixer, LatentAttention):
+        return _latent_attention(hidden, mixer)
+    if isinstance(mixer, LinearRecurrence):
+        return _linear_recurrence(hidden, mixer)
+    return _grouped_query_attention(hidden, mixer)
+
+
+def _mlp(hidden: int, mlp: Mlp) -> LayerParameters:
+    """Count a feed-forward block."""
+    if isinstance(mlp, NoBlock):
+        return LayerParameters()
+    if isinstance(mlp, MixtureOfExperts):
+        return _mixture_of_experts(hidden, mlp)
+    return LayerParameters(*_feed_forward(hidden, mlp.intermediate_size, mlp.gated, mlp.bias))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +240,8 @@ def _matrix_shapes(
 ) -> dict[str, tuple[FloatOrArray, FloatOrArray, Literal["inputs", "outputs", ""]]]:
     """List inputs and outputs of a layer's matrices on one GPU, and which of both tp divides, without experts."""
     attention, mlp = kind.attention, kind.mlp
+    assert not isinstance(attention, LinearRecurrence | NoBlock)
+    assert not isinstance(mlp, NoBlock)
     heads = attention.num_attention_heads / tp
     shapes: dict[str, tuple[FloatOrArray, FloatOrArray, Literal["inputs", "outputs", ""]]]
     if isinstance(attention, LatentAttention):
@@ -229,7 +263,7 @@ def _matrix_shapes(
             "v_proj": (hidden, copies * attention.value_dim, "outputs"),
             "o_proj": (heads * attention.value_dim, hidden, "inputs"),
         }
-    dense = mlp.intermediate_size if isinstance(mlp, DenseMlp) else mlp.shared_intermediate_size
+    dense = mlp.intermediate_size if mlp.type == "dense" else mlp.shared_intermediate_size
     if dense:
         shapes |= dict.fromkeys(("gate_proj", "up_proj")[not mlp.gated :], (hidden, dense / tp, "outputs"))
         shapes["down_proj"] = dense / tp, hidden, "inputs"
@@ -319,7 +353,8 @@ def model_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
     """Count the forward and backward FLOPs of a token: 6 per multiplying parameter, and causal attention.
 
     6 * (active parameters without look-ups: positions, and an untied embedding) + 6 * keys * (qk + v width) per
-    layer, with the mean number of keys under the causal mask (half of Megatron's older count, which uses s).
+    layer, with the mean number of keys under the causal mask (half of Megatron's older count, which uses s), or 3
+    times the FLOPs of a recurrence's scan.
     Recomputation does not count. Source: Chowdhery et al. 2022 (PaLM), appendix B, with the causal half.
 
     An indexer has no gradient of its inputs, scores all keys forward and has gradients of the selected keys alone;
@@ -327,9 +362,13 @@ def model_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
     """
     attention = 0.0
     for run in model.layers:
-        heads = run.attention.num_attention_heads
-        if isinstance(run.attention, LatentAttention):
-            dims = run.attention
+        dims = run.attention
+        if isinstance(dims, LinearRecurrence):
+            attention += run.count * 3 * recurrence.scan_flops(dims)
+        if isinstance(dims, LinearRecurrence | NoBlock):
+            continue
+        heads = dims.num_attention_heads
+        if isinstance(dims, LatentAttention):
             width = heads * (dims.qk_nope_head_dim + dims.qk_rope_head_dim + dims.v_head_dim)
             keys = float(average_keys(sequence_length, None))
             if (indexer := dims.indexer) is not None:
@@ -339,9 +378,8 @@ def model_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
                 keys = float(average_keys(sequence_length, indexer.index_topk))
                 attention += run.count * (indexed + 4 * keys * scores)
         else:
-            width = heads * (run.attention.head_dim + run.attention.value_dim)
-            dense = run.attention
-            keys = float(average_keys(sequence_length, dense.sliding_window, chunked=dense.chunked))
+            width = heads * (dims.head_dim + dims.value_dim)
+            keys = float(average_keys(sequence_length, dims.sliding_window, chunked=dims.chunked))
         attention += run.count * 6 * keys * width
     return 6.0 * _multiplying_parameters(model) + attention
 

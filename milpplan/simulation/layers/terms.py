@@ -124,12 +124,14 @@ class Tally:
     """[num_layouts] True where the schedule runs weight gradients apart from the backward."""
     any_split: bool
     """True if ``split`` is true for some layout."""
+    num_blocks: int
+    """Blocks of the layer: its token mixer and its feed-forward block."""
 
     @staticmethod
-    def empty(split: BoolArray) -> Tally:
+    def empty(split: BoolArray, num_blocks: int) -> Tally:
         """Start a tally with all times zero."""
         seconds = np.zeros((len(Part), len(Phase), len(split)))
-        return Tally(seconds, np.zeros((len(Phase), len(split))), split, bool(split.any()))
+        return Tally(seconds, np.zeros((len(Phase), len(split))), split, bool(split.any()), num_blocks)
 
     def compute(
         self,

@@ -6,7 +6,7 @@ import numpy as np
 
 from milpplan.problem import HardwareSpec, Problem
 from milpplan.simulation import BoolArray, FloatArray, IntArray, LayoutColumns
-from milpplan.simulation.layers.layer_time import BF16_BYTES, FP32_BYTES
+from milpplan.simulation.layers.shard import BF16_BYTES, FP32_BYTES
 from milpplan.simulation.network import collectives, placement
 from milpplan.simulation.network.collectives import call_s, far_s
 from milpplan.simulation.network.domains import neighbours_share

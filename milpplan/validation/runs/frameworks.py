@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from milpplan.problem import DenseMlp, ModelSpec, Software
+from milpplan.problem import DenseMlp, ModelSpec, NoBlock, Software
 from milpplan.units import GIB, MIB
 from milpplan.validation.runs.records import Run
 
@@ -78,6 +78,7 @@ def _by_cost(model: ModelSpec, stages: int, above: int) -> tuple[int, ...]:
     costs = []
     for run in model.layers:
         mlp = run.mlp
+        assert not isinstance(mlp, NoBlock)
         width = mlp.intermediate_size if isinstance(mlp, DenseMlp) else mlp.intermediate_size * mlp.num_experts
         costs += [4 * hidden * hidden + 3 * hidden * width] * run.count
     total = sum(costs) + model.vocab_size * hidden

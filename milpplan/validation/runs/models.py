@@ -97,11 +97,11 @@ def _agreeing_preset(dims: ModelDims) -> ModelSpec | None:
     if name is None:
         return None
     model = _preset(name)
-    attention = model.layers[0].attention
+    attention_heads = model.layers[0].head_counts
     same = (
         dims.layers in (None, model.num_layers)
         and dims.hidden in (None, model.hidden_size)
-        and dims.heads in (None, attention.num_attention_heads)
+        and (dims.heads is None or (dims.heads,) == attention_heads)
     )
     return model if same else None
 

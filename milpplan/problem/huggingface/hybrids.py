@@ -1,0 +1,164 @@
+"""Builders of families whose token mixers are not all softmax attention (see ``families``)."""
+
+from __future__ import annotations
+
+from milpplan.problem import LinearRecurrence, MixtureOfExperts, ModelSpec, NoBlock
+from milpplan.problem.huggingface.parts import (
+    Builder,
+    attention_of,
+    biased_attention,
+    dense_mlp,
+    expert_mlps,
+    experts_of,
+    model_of,
+    runs,
+)
+from milpplan.problem.huggingface.typed_keys import Fields
+from milpplan.problem.model import Mixer, Mlp
+from milpplan.problem.reading import shown
+
+
+def _qwen_mixers(fields: Fields) -> list[Mixer]:
+    """Build gated delta nets, and gated attention in every fourth (or ``full_attention_interval``-th) layer."""
+    interval = fields.integer("full_attention_interval", default=4)
+    listed = fields.sequence("layer_types")
+    if listed is None:
+        listed = [_QWEN_TYPES[(layer + 1) % interval == 0] for layer in range(fields.num_layers)]
+    if len(listed) != fields.num_layers or not set(map(str, listed)) <= set(_QWEN_TYPES):
+        raise fields.refuse(
+            f"layer_types is {shown(listed)}.",
+            f"Expected {' or '.join(_QWEN_TYPES)} for each of {fields.num_layers} layers.",
+        )
+    fields.must_be("attn_output_gate", True, "attention has a gate")
+    fields.must_be("use_sliding_window", False, "attention is full")
+    attention = biased_attention(fields, qk_norm="per_head").model_copy(update={"output_gate": True})
+    delta_net = LinearRecurrence(
+        update="delta",
+        num_key_heads=fields.integer("linear_num_key_heads"),
+        num_value_heads=fields.integer("linear_num_value_heads"),
+        key_head_dim=fields.integer("linear_key_head_dim"),
+        value_head_dim=fields.integer("linear_value_head_dim"),
+        conv_kernel=fields.integer("linear_conv_kernel_dim"),
+    )
+    return [attention if kind == _QWEN_TYPES[True] else delta_net for kind in listed]
+
+
+_QWEN_TYPES = ("linear_attention", "full_attention")
+
+
+def _qwen3_next(fields: Fields, name: str) -> ModelSpec:
+    return _qwen_moe(fields, name, fields.expert_layers())
+
+
+def _qwen3_5_moe(fields: Fields, name: str) -> ModelSpec:
+    return _qwen_moe(fields, name, [True] * fields.num_layers)
+
+
+def _qwen_moe(fields: Fields, name: str, is_expert: list[bool]) -> ModelSpec:
+    shared = fields.integer("shared_expert_intermediate_size")
+    experts = experts_of(
+        fields, "num_experts", "moe_intermediate_size", shared_intermediate_size=shared, shared_gate=True
+    )
+    return model_of(fields, name, runs(_qwen_mixers(fields), expert_mlps(fields, experts, is_expert)))
+
+
+def _qwen3_5(fields: Fields, name: str) -> ModelSpec:
+    mixers = _qwen_mixers(fields)
+    return model_of(fields, name, runs(mixers, [dense_mlp(fields)] * len(mixers)))
+
+
+_NEMOTRON_BLOCKS = {
+    "M": ("mamba", "linear_attention"),
+    "*": ("attention", "full_attention"),
+    "E": ("moe",),
+    "-": ("mlp",),
+}
+"""Letters of ``hybrid_override_pattern``, and names of the blocks in ``layers_block_type``."""
+
+
+def _nemotron_pattern(fields: Fields) -> str:
+    """Read the block of every layer as a letter."""
+    names, pattern = fields.sequence("layers_block_type"), fields.value("hybrid_override_pattern")
+    if names is not None:
+        letters = {name: letter for letter, listed in _NEMOTRON_BLOCKS.items() for name in listed}
+        pattern = "".join(letters.get(str(name), "?") for name in names)
+    if not isinstance(pattern, str) or not pattern or set(pattern) - set(_NEMOTRON_BLOCKS):
+        given = fields.value("hybrid_override_pattern") if names is None else names
+        raise fields.refuse(
+            f"layers_block_type or hybrid_override_pattern is {shown(given)}.",
+            "Expected a block for every layer: mamba (M), attention (*), moe (E) or mlp (-).",
+        )
+    fields.must_be("num_hidden_layers", len(pattern), "every layer has a block in the list")
+    return pattern
+
+
+def _nemotron_experts(fields: Fields) -> MixtureOfExperts:
+    fields.must_be("mlp_bias", False, "experts are described without biases")
+    shared = fields.integer("moe_shared_expert_intermediate_size")
+    return experts_of(
+        fields,
+        "n_routed_experts",
+        "moe_intermediate_size",
+        gated=False,
+        shared_intermediate_size=shared,
+        latent_size=fields.optional("moe_latent_size"),
+    )
+
+
+def _nemotron_h(fields: Fields, name: str) -> ModelSpec:
+    pattern = _nemotron_pattern(fields)
+    for key in ("attention_bias", "mamba_proj_bias"):
+        fields.must_be(key, False, "the class does not read it, and has no such bias")
+    fields.must_be("tie_word_embeddings", False, "the class never ties its head")
+    fields.must_be("residual_in_fp32", False, "the residual stream is in bf16")
+    fields.must_be("hidden_dropout", 0, "the class applies none")
+    fields.must_be("sliding_window", None, "attention is full")
+    blocks: dict[str, tuple[Mixer, Mlp]] = {}
+    if "M" in pattern:
+        mamba = LinearRecurrence(
+            update="ssm",
+            num_key_heads=fields.integer("n_groups"),
+            num_value_heads=fields.integer("mamba_num_heads"),
+            key_head_dim=fields.integer("ssm_state_size"),
+            value_head_dim=fields.integer("mamba_head_dim"),
+            conv_kernel=fields.integer("conv_kernel"),
+            conv_bias=fields.flag("use_conv_bias"),
+            bias=fields.flag("use_bias"),
+            chunk_size=fields.integer("chunk_size"),
+        )
+        blocks["M"] = (mamba, NoBlock())
+    if "*" in pattern:
+        blocks["*"] = (attention_of(fields), NoBlock())
+    if "E" in pattern:
+        blocks["E"] = (NoBlock(), _nemotron_experts(fields))
+    if "-" in pattern:
+        blocks["-"] = (NoBlock(), dense_mlp(fields, gated=False, bias=fields.flag("mlp_bias")))
+    fields.unused(*_NEMOTRON_SIZES)
+    mixers, mlps = zip(*(blocks[letter] for letter in pattern), strict=True)
+    return model_of(fields, name, runs(mixers, mlps, num_norms=1))
+
+
+_NEMOTRON_SIZES = (
+    *(
+        "n_groups",
+        "mamba_num_heads",
+        "ssm_state_size",
+        "mamba_head_dim",
+        "conv_kernel",
+        "use_conv_bias",
+        "use_bias",
+    ),
+    *("chunk_size", "num_attention_heads", "num_key_value_heads", "head_dim", "attention_head_dim"),
+    *("n_routed_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "moe_latent_size"),
+    *("moe_shared_expert_intermediate_size", "intermediate_size", "mlp_bias"),
+)
+"""Keys of blocks that a model may lack."""
+
+
+BUILDERS: dict[str, Builder] = {
+    "qwen3_next": _qwen3_next,
+    "qwen3_5_text": _qwen3_5,
+    "qwen3_5_moe_text": _qwen3_5_moe,
+    "nemotron_h": _nemotron_h,
+}
+"""Families by ``model_type``."""

@@ -1,0 +1,198 @@
+"""Sizes, FLOPs and time of linear recurrences: gated delta net and Mamba-2, computed by a scan over chunks.
+
+Within a chunk of C tokens the scan multiplies matrices, from chunk to chunk it hands on a state of K x V a head.
+Its Triton kernels move more bytes than their products need, and no measured kernel comes near a matrix engine's
+rate: the time is that of the bytes and of the chunks that follow one another.
+
+Sources: Yang et al. 2024 (Gated delta networks) section 3; Dao and Gu 2024 (Mamba-2) section 6; the operators of
+Megatron-LM@d98e8a64 core/ssm; the kernels of fla-org/flash-linear-attention@bc3b101d ops/gated_delta_rule/chunk.py
+and of state-spaces/mamba ops/triton/ssd_combined.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from milpplan.problem import Accelerator, LinearRecurrence
+from milpplan.simulation import FloatArray
+from milpplan.simulation.layers.kernels import Numbers
+from milpplan.simulation.layers.shard import BF16_BYTES, Shard, linear_pair
+from milpplan.simulation.layers.terms import Part, Phase, Tally
+from milpplan.simulation.network import call_s, collectives, placement
+
+SCAN_MEMORY_FRACTION = 0.5
+"""Share of the rate of memory-bound operators that the kernels of a scan reach.
+
+Fitted with ``CHUNK_S`` to 1,800 forwards of gated delta nets on H100, B200 and GB200 with 4,096 tokens and more
+(ai-dynamo/aiconfigurator@095f58a51, SGLang 0.5.14 and TensorRT-LLM 1.3.0rc20, copies of flash-linear-attention's
+kernels): medians by table from 8 % too fast to 32 % too slow, 79 % too slow for TensorRT-LLM on H100. Neither
+backwards nor the training kernels of Mamba-2 were measured.
+"""
+CHUNK_S = 2e-6
+"""Seconds from one chunk's state to the next, a head's chunks following one another; fitted as above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """Widths of a recurrence's tensors in elements a token, over all heads."""
+
+    keys: int
+    """Keys, and queries as wide as they."""
+    values: int
+    """Values, gate and output."""
+    gates: int
+    """Decays, and strengths of a delta rule: a number each for every value head."""
+
+    @property
+    def convolved(self) -> int:
+        """Queries, keys and values."""
+        return 2 * self.keys + self.values
+
+    @property
+    def projected(self) -> int:
+        """Output of the input projection."""
+        return self.convolved + self.values + self.gates
+
+
+def widths(mixer: LinearRecurrence) -> Widths:
+    """Return the widths of a recurrence."""
+    return Widths(
+        keys=mixer.num_key_heads * mixer.key_head_dim,
+        values=mixer.num_value_heads * mixer.value_head_dim,
+        gates=mixer.num_value_heads * (2 if mixer.update == "delta" else 1),
+    )
+
+
+def scan_flops(mixer: LinearRecurrence) -> float:
+    """Count the FLOPs a token of a scan's forward, over all heads; a backward has twice as many.
+
+    Delta rule, for every value head: 6 C K for K K', Q K' and T K; 4 C V for T V and (Q K') V; 6 K V for the
+    state's update and two reads. Mamba-2: 2 C N for every group, 2 C P + 4 N P for every head.
+    """
+    heads, chunk = mixer.num_value_heads, mixer.chunk_size
+    key, value = mixer.key_head_dim, mixer.value_head_dim
+    if mixer.update == "delta":
+        return heads * (6.0 * chunk * key + 4.0 * chunk * value + 6.0 * key * value)
+    return 2.0 * mixer.num_key_heads * chunk * key + heads * (2.0 * chunk * value + 4.0 * key * value)
+
+
+def scan_bytes(mixer: LinearRecurrence) -> tuple[float, float]:
+    """Count the bytes a token that the kernels of a scan read and write, forward and backward, over all heads.
+
+    Of keys, values, matrices of a chunk (C) and states (K V / C), each tensor that a kernel reads or writes once:
+
+        delta rule   7 K + 6 V + 2 C + 2 K V / C     backward  20 K + 15 V + 2 C + 4 K V / C
+        Mamba-2      4 N/r + 5 P + 4 C/r + 6 N P / C  backward  7 N/r + 14 P + 6 C/r + 18 N P / C
+
+    for every value head, r heads to a group, 2 bytes an element (Mamba-2's states in 4).
+    """
+    chunk, key, value = mixer.chunk_size, mixer.key_head_dim, mixer.value_head_dim
+    share, counts = 1.0, ((7, 6, 2, 2), (20, 15, 2, 4))
+    if mixer.update == "ssm":
+        share, counts = mixer.num_key_heads / mixer.num_value_heads, ((4, 5, 4, 6), (7, 14, 6, 18))
+    forward, backward = (
+        BF16_BYTES * mixer.num_value_heads * (share * (a * key + c * chunk) + b * value + d * key * value / chunk)
+        for a, b, c, d in counts
+    )
+    return forward, backward
+
+
+def scan_s(
+    gpu: Accelerator, mixer: LinearRecurrence, tokens: Numbers, tp: Numbers, sequence_length: Numbers
+) -> tuple[FloatArray, FloatArray]:
+    """Time the scan of ``tokens`` tokens with the heads of a tensor-parallel rank, forward and backward.
+
+    max(bytes / (0.5 memory rate), FLOPs / sustained peak) + 2 us for every chunk of a sequence, twice in the
+    backward, which computes the states again before their gradients; + kernel latency. 0 without tokens and
+    chunks. Shapes broadcast; returns seconds.
+    """
+    flops_per_s = gpu.bf16.peak_flops_per_s * gpu.bf16.sustained
+    rate = SCAN_MEMORY_FRACTION * gpu.memory_rate_bytes_per_s
+    share = np.asarray(tokens, dtype=np.float64) / tp
+    chunks = np.asarray(sequence_length, dtype=np.float64) / mixer.chunk_size
+
+    def seconds(num_bytes: float, flops: float, passes: int) -> FloatArray:
+        work = share * max(num_bytes / rate, flops / flops_per_s) + passes * CHUNK_S * chunks
+        return np.where(work == 0, 0.0, work + gpu.kernel_latency_s)
+
+    forward, backward = scan_bytes(mixer)
+    return seconds(forward, scan_flops(mixer), 1), seconds(backward, 2 * scan_flops(mixer), 2)
+
+
+def passes_elements(mixer: LinearRecurrence) -> float:
+    """Count the elements a token that the operators between projections and scan read and write forward.
+
+    Both: the convolution. Delta rule: copies and norms of queries and keys, their copies for every value head,
+    copies of values and gate. Mamba-2: copies of the kernel's input and output.
+    """
+    width = widths(mixer)
+    if mixer.update == "delta":
+        repeated = mixer.num_value_heads * mixer.key_head_dim
+        return 2.0 * width.convolved + 10 * width.keys + 2 * repeated + 4 * width.values
+    return 2.0 * width.convolved + 2 * width.projected + 2 * width.values
+
+
+def kept_elements(mixer: LinearRecurrence) -> float:
+    """Count the elements a token that wait for the backward, without the output of the gated norm.
+
+    Delta rule: the projection's output (input of the convolution), copy of the gate, normed queries and keys and
+    their copies for every value head, values, a chunk's inverse matrix, output of the scan, gates in fp32.
+    Mamba-2: the projection's output, and the scan's output before and after its gate.
+    """
+    width = widths(mixer)
+    if mixer.update == "ssm":
+        return float(width.projected + 2 * width.values)
+    heads = mixer.num_value_heads
+    copies = 2 * heads * mixer.key_head_dim + heads * (mixer.chunk_size + 6)
+    return float(width.projected + 2 * width.keys + 3 * width.values + copies)
+
+
+def workspace_elements(mixer: LinearRecurrence) -> float:
+    """Count the elements a token of the temporary tensors of a scan's backward.
+
+    Delta rule, for every value head: w, dq, dk, dw; u, dv, du; states and their gradients. Mamba-2: the gradients
+    of the projection's output and of the scan's, states and their gradients in fp32.
+    """
+    heads, state = mixer.num_value_heads, mixer.key_head_dim * mixer.value_head_dim / mixer.chunk_size
+    if mixer.update == "delta":
+        return heads * (4 * mixer.key_head_dim + 3 * mixer.value_head_dim + 2 * state)
+    width = widths(mixer)
+    return width.projected + width.values + 4 * heads * state
+
+
+def add_recurrence(shard: Shard, mixer: LinearRecurrence, tally: Tally) -> None:
+    """Add the projections, convolution, scan and gated norm of a linear recurrence.
+
+    A context-parallel rank exchanges its tokens with all heads for all tokens with its heads, and back after the
+    scan, with a copy that orders the tokens. With flash attention, selective recomputation replays the gated norm.
+
+    Source: Megatron-LM@d98e8a64 core/ssm (gated_delta_net/gdn.py, mamba_context_parallel.py).
+    """
+    hardware, tokens, tp = shard.problem.hardware, shard.tokens, shard.tp
+    width = widths(mixer)
+    into, values = width.projected / tp, width.values / tp
+    projection = shard.gemm(tokens, into, shard.hidden, {})
+    out = shard.gemm(tokens, shard.hidden, values, {})
+    tally.compute(
+        projection.forward + out.forward,
+        projection.dgrad + projection.wgrad + out.dgrad + out.wgrad,
+        projection.wgrad + out.wgrad,
+    )
+    linear_pair(shard, tally, (projection,), out)
+    length = shard.problem.job.sequence_length
+    tally.compute(*(shard.core or scan_s(hardware.accelerator, mixer, tokens, tp, length)))
+    passes = shard.memory_bound(BF16_BYTES * tokens * passes_elements(mixer) / tp)
+    tally.compute(passes, 1.5 * passes)
+    norm = shard.memory_bound(3 * BF16_BYTES * tokens * values)
+    tally.compute(norm, 1.5 * norm, selective=shard.problem.job.attention_kernel == "flash")
+    exchanged = BF16_BYTES * tokens * (into + values)
+    order = np.where(shard.columns.cp > 1, shard.memory_bound(2 * exchanged), 0.0)
+    tally.compute(order, order)
+    group = placement.context(shard.columns)
+    for part in (into, values):
+        exchange = collectives.all_to_all_s(hardware, BF16_BYTES * tokens * part, group.size, group.stride)
+        for phase in (Phase.FORWARD, Phase.BACKWARD):
+            tally.exposed(Part.CP, phase, exchange)
+    tally.calls(2, 2, call_s(hardware, *group))
