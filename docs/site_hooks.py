@@ -24,7 +24,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
         return AT_THE_ROOT.sub(r"\1", text).replace("](docs/", "](")
     if page.file.src_uri == "calibration.md":
-        return markdown + (ROOT / "hardware" / "README.md").read_text(encoding="utf-8").partition("\n")[2]
+        text = (ROOT / "hardware" / "README.md").read_text(encoding="utf-8").partition("\n")[2]
+        return markdown + IN_THE_REPOSITORY.sub(r"\1", text)
     return markdown
 
 
