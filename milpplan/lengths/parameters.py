@@ -61,6 +61,8 @@ class SearchParameters:
     """Seconds of starts from load shapes, as programs of deep pipelines are slow."""
     min_program_s: float = 2.0
     """Minimum time limit of the integer programs of strategies of one stage and of sets, seconds."""
+    program_gap_share: float = 0.5
+    """Share of the gap to which integer programs of single strategies are solved."""
     configuration_rise: float = 0.02
     """Relative rise of the bound that one call of the configuration bound aims at."""
     num_pipeline_steps: int = 7

@@ -165,6 +165,25 @@ class Packed:
 
 
 @dataclass(frozen=True, eq=False)
+class Step:
+    """Step of strategies in turn at its exact time: the pool's members with their sequences, in order, and the
+    home."""
+
+    home: int
+    order: tuple[int, ...]
+    packed: dict[int, Packed]
+    time_ns: int
+
+
+def cutoff_ns(time_ns: float, gap: float) -> float:
+    """Return the smallest whole number of ns that proves a step of ``time_ns`` to a relative ``gap``.
+
+    Rounding up keeps float products from accepting a gap that is larger than asked for.
+    """
+    return float(np.ceil(time_ns * (1.0 - gap)))
+
+
+@dataclass(frozen=True, eq=False)
 class StrategyTables:
     """Tables, bounds and packings of all strategies that hold some sequence; ``problem`` has one token quantum per
     sequence.

@@ -31,8 +31,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.lengths import Packed, Step, StrategyTables, Switches, cutoff_ns
+from milpplan.lengths.heterogeneous.count_program import HeterogeneousStep
 from milpplan.lengths.parameters import PARAMETERS
-from milpplan.lengths.steps import AnyStep
+from milpplan.lengths.side_by_side.teams import TeamStep
 from milpplan.lengths.tabled import (
     GroupedProblem,
     SwitchTimes,
@@ -43,6 +44,9 @@ from milpplan.lengths.turns.lagrangian_mixtures import Kind, best_shares
 from milpplan.lengths.turns.screening import Node, ScreeningResult, StrategySet
 from milpplan.lengths.turns.set_bounds import SetBounds
 from milpplan.simulation import IntArray
+
+AnyStep = Step | TeamStep | HeterogeneousStep
+"""Step of any kind; steps are compared by their times."""
 
 
 @dataclass(frozen=True, eq=False)
