@@ -7,15 +7,15 @@ import pytest
 from benchmarks.house import static_measures
 
 LIMITS = {
-    "modules": 366,
-    "lines": 102_000,
-    "files in the largest folder": 14,
+    "modules": 365,
+    "lines": 102_500,
+    "files in the largest folder": 13,
     "import circles": 0,
     "docstrings that open with What, Whether, The same, More or How": 3,
     "words of README.md": 1_000,
     "words of docs": 32_000,
     "words of CHANGELOG.md": 600,
-    "internal modules that tests import": 188,
+    "internal modules that tests import": 187,
 }
 """Lower a limit when the measure falls; raise it only in a commit that says why."""
 
