@@ -8,8 +8,8 @@ from benchmarks.house import static_measures
 
 LIMITS = {
     "modules": 367,
-    "lines": 102_400,
-    "files in the largest folder": 14,
+    "lines": 103_200,
+    "files in the largest folder": 13,
     "import circles": 0,
     "docstrings that open with What, Whether, The same, More or How": 3,
     "words of README.md": 1_000,

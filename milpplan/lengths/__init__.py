@@ -24,8 +24,14 @@ if TYPE_CHECKING:
     from milpplan.lengths.hotspa_export import check_model
     from milpplan.lengths.records import LengthsResult, SequenceRules
     from milpplan.lengths.sequences import MAX_SEQUENCES, bucketed, check_rules, least_padding
-    from milpplan.lengths.steps import Step, cutoff_ns
-    from milpplan.lengths.strategy_tables import MAX_QUANTA, Packed, StrategyTables, recomputes_less
+    from milpplan.lengths.strategy_tables import (
+        MAX_QUANTA,
+        Packed,
+        Step,
+        StrategyTables,
+        cutoff_ns,
+        recomputes_less,
+    )
     from milpplan.lengths.switches import Switches
 else:
     __getattr__ = lazy_exports(__name__, __file__)

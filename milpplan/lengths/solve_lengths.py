@@ -36,9 +36,8 @@ from milpplan.lengths.side_by_side.team_search import VISITS, BestTeams, TeamSea
 from milpplan.lengths.side_by_side.teams import TeamStep
 from milpplan.lengths.single.single_strategy_process import SingleStrategyProcess, can_help
 from milpplan.lengths.single.single_strategy_search import SingleStrategySearch
-from milpplan.lengths.steps import AnyStep, Step
-from milpplan.lengths.strategy_tables import StrategyTables
-from milpplan.lengths.turns.turn_search import TurnSearch
+from milpplan.lengths.strategy_tables import Step, StrategyTables
+from milpplan.lengths.turns.turn_search import AnyStep, TurnSearch
 from milpplan.lengths.workload import Workload
 from milpplan.problem import Problem
 from milpplan.units import NS_PER_S

@@ -18,6 +18,7 @@ import numpy as np
 
 from milpplan.errors import IllegalPlanError, InfeasibleError, InvalidInputError
 from milpplan.lengths.bounds import PipelineCuts
+from milpplan.lengths.bounds.exclusive_sequences import exclusive_bounds, exclusive_pipeline_bounds, max_exclusive
 from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing
 from milpplan.lengths.bounds.pipeline_bounds import CountCuts
 from milpplan.lengths.bounds.work_bounds import (
@@ -165,6 +166,25 @@ class Packed:
 
 
 @dataclass(frozen=True, eq=False)
+class Step:
+    """Step of strategies in turn at its exact time: the pool's members with their sequences, in order, and the
+    home."""
+
+    home: int
+    order: tuple[int, ...]
+    packed: dict[int, Packed]
+    time_ns: int
+
+
+def cutoff_ns(time_ns: float, gap: float) -> float:
+    """Return the smallest whole number of ns that proves a step of ``time_ns`` to a relative ``gap``.
+
+    Rounding up keeps float products from accepting a gap that is larger than asked for.
+    """
+    return float(np.ceil(time_ns * (1.0 - gap)))
+
+
+@dataclass(frozen=True, eq=False)
 class StrategyTables:
     """Tables, bounds and packings of all strategies that hold some sequence; ``problem`` has one token quantum per
     sequence.
@@ -187,6 +207,10 @@ class StrategyTables:
     """Bounds from the worker process or from other strategies, by member."""
     latency_cache: dict[tuple[int, int], float] = field(default_factory=dict)
     """Latency of the longest sequence in ns, by member and capacity."""
+    longest_bounds_cache: dict[tuple[int, int], LinearBounds] = field(default_factory=dict)
+    """Bounds of groups with the longest sequences, by member and number of sequences."""
+    num_exclusive_cache: dict[tuple[int, int], int] = field(default_factory=dict)
+    """By member and maximum capacity of the others."""
 
     @staticmethod
     def of(problem: Problem, load: Load, max_quanta: int | None = None) -> StrategyTables:
@@ -259,10 +283,42 @@ class StrategyTables:
             self.linear_bounds_cache[key] = work_bounds(self.tables[member], self.members[member], key[1])
         return self.linear_bounds_cache[key]
 
+    def num_exclusive(self, member: int, others: Sequence[int]) -> int:
+        """Return the number of sequences that only this member can hold in a set with ``others``, as far as
+        ``bounds_with_longest`` supports it."""
+        key = (member, max(self.members[other].shared_memory_quanta for other in others))
+        if key not in self.num_exclusive_cache:
+            number = int(self.load.counts[self.first_exclusive(member, others) :].sum())
+            self.num_exclusive_cache[key] = min(number, max_exclusive(self.members[member]))
+        return self.num_exclusive_cache[key]
+
+    def first_exclusive(self, member: int, others: Sequence[int]) -> int:
+        """Return the index of the first length that none of ``others`` holds while this member holds the longest
+        one; the number of lengths if there is none."""
+        if not np.isfinite(self.latency_bound_ns(member, shared_memory=True)):
+            return len(self.load.lengths)
+        max_tokens = max(self.max_quanta(other, shared_memory=True) for other in others) * self.load.token_quantum
+        return int((self.load.lengths <= max_tokens).sum())
+
+    def bounds_with_longest(self, member: int, number: int) -> LinearBounds:
+        """Return bounds of groups with shared memory that hold the ``number`` longest sequences."""
+        key = (member, number)
+        if key not in self.longest_bounds_cache:
+            capacity = self.max_quanta(member, shared_memory=True)
+            build = exclusive_bounds if self.num_stages(member) == 1 else exclusive_pipeline_bounds
+            self.longest_bounds_cache[key] = build(self.tables[member], self.members[member], capacity, number)
+        return self.longest_bounds_cache[key]
+
     def group_bound_ns(self, member: int, counts: IntArray) -> float:
         """Return a lower bound of the time of ``counts`` [n] sequences with shared memory, without the work bounds
         of pipelines."""
-        return self.linear_bounds(member, shared_memory=True).at(counts.astype(np.float64))
+        float_counts = counts.astype(np.float64)
+        bound_ns = self.linear_bounds(member, shared_memory=True).at(float_counts)
+        # The bound needs every sequence that is longer than some length.
+        missing = np.flatnonzero(counts < self.load.counts)
+        number = int(counts[missing[-1] + 1 :].sum()) if len(missing) else int(counts.sum())
+        number = min(number, max_exclusive(self.members[member]))
+        return max(bound_ns, self.bounds_with_longest(member, number).at(float_counts)) if number else bound_ns
 
     def work_bound(self, member: int, *, shared_memory: bool, exact: bool = False) -> PipelineWorkBound:
         """Return the bound of a pipeline by its work; expensive if ``exact``."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from milpplan import Job, Problem, Space, load_hardware, load_model, solve_lengths
@@ -150,3 +152,18 @@ def test_the_optimizers_home_runs_something() -> None:
     assert packed is not None
     step = Orders(found, switches).best([runs, idle], {runs: packed})
     assert (step.home, step.order) == (runs, (runs,))
+
+
+def test_what_is_known_of_nothing_is_shared_out_over_nothing() -> None:
+    """Where the bound that is highest for what a strategy holds is a constant, another one is shared out."""
+    found = pool_of(small_problem(memory_gib=60), workload_of([128, 512], GRAIN))
+    search = TurnSearch(found, Step(0, (0,), {}, 10**12), 0.0, "highs")
+    search.screen(2)
+    bounds = search.bounds
+    for place in range(len(search.members)):
+        known = bounds.interval_bounds.bounds_near(place, found.load.counts.astype(np.float64))
+        constant = replace(known, constants=known.constants + np.where(known.shares.sum(axis=1) > 0, 0.0, 1e15))
+        bounds.interval_bounds.bounds_near = lambda *_, constant=constant: constant  # type: ignore[method-assign]
+        worths = bounds._unit_costs(place, found.load.counts.astype(np.float64))
+        assert not np.isnan(worths).any()
+        assert (worths > 0).all()

@@ -37,10 +37,13 @@ class Items:
     sizes: IntArray
     counts: IntArray
     fits: BoolArray
+    num_loose: int = 0
+    """Number of loose items, which come first."""
 
     def num_passes(self, capacity: int) -> int:
         """Return the number of passes over tables of so many quanta."""
         max_counts = np.minimum(self.counts, capacity // self.sizes)[self.fits]
+        max_counts[: self.num_loose] = 1
         return int((2 + np.ceil(np.log2(np.maximum(1, max_counts)))).sum())
 
 
@@ -54,7 +57,7 @@ class KnapsackDP:
 
         E_k[G] = value_k + max of F_{k-1}[G - g_k] and with up to n_k - 1 more of k,     F_k = max(F_{k-1}, E_k)
 
-    with parts 1, 2, 4, ... of the further ones.
+    with parts 1, 2, 4, ... of the further ones. *Loose* items have one quantum each, in any number.
     """
 
     items: Items
@@ -71,7 +74,10 @@ class KnapsackDP:
         best[:, 0] = 0.0
         for k in fitting:
             with_k = np.empty(shape)
-            self._add(best, k, with_k, spare)
+            if k < self.items.num_loose:
+                self._fill(best, k, with_k)
+            else:
+                self._add(best, k, with_k, spare)
             self.steps[k] = best, with_k
             yield k, with_k[:, 1:]
             best = np.maximum(best, with_k)
@@ -87,12 +93,21 @@ class KnapsackDP:
             np.add(with_k[:, : capacity + 1 - shift], part * value, out=shifted)
             np.maximum(with_k[:, shift:], shifted, out=with_k[:, shift:])
 
+    def _fill(self, best: FloatArray, k: int, with_k: FloatArray) -> None:
+        """Compute E_k of a loose item."""
+        values = self.values[:, k, None] * np.arange(self.capacity + 1)
+        with_k[:, 0] = NOTHING
+        np.add(np.maximum.accumulate(best - values, axis=1)[:, :-1], values[:, 1:], out=with_k[:, 1:])
+
     def content(self, k: int, quanta: int, row: int) -> IntArray:
         """Return the sequences [n] of an entry: so many quanta, k the longest, values of ``row``."""
         content = np.zeros_like(self.items.counts)
         while True:
             shorter, size, value = self.steps[k][0][row], int(self.items.sizes[k]), self.values[row, k]
-            number = np.arange(1, min(quanta // size, int(self.items.counts[k])) + 1)
+            max_number = (
+                quanta // size if k < self.items.num_loose else min(quanta // size, int(self.items.counts[k]))
+            )
+            number = np.arange(1, max_number + 1)
             content[k] = 1 + int((shorter[quanta - number * size] + number * value).argmax())
             quanta -= int(content[k]) * size
             if quanta == 0:
@@ -185,6 +200,32 @@ class MicroBatchPricing:
         return replace(
             self, base=base, mixed=mixed, items=items, transfer_terms=self.transfer_terms[:, :max_quanta]
         )
+
+    def with_loose_quanta(self, kinds: IntArray) -> MicroBatchPricing:
+        """Return the problem with loose quanta of some kinds in the place of the first sequences, whose kinds are
+        ``kinds`` [first].
+
+        A kind has the minimum time per quantum of its sequences, and the minimum of their last tiles.
+        """
+        first, num_kinds, sizes = len(kinds), int(kinds.max(initial=-1)) + 1, self.items.sizes
+
+        def minima(values: FloatArray, divisors: IntArray) -> FloatArray:
+            parts = [
+                (values[..., :first] / divisors)[..., kinds == kind].min(axis=-1) for kind in range(num_kinds)
+            ]
+            return np.concatenate([*(part[..., None] for part in parts), values[..., first:]], axis=-1)
+
+        ones = np.ones(num_kinds, dtype=np.int64)
+        num_quanta = np.bincount(kinds, self.items.counts[:first] * sizes[:first], num_kinds).astype(np.int64)
+        items = Items(
+            np.append(ones, sizes[first:]),
+            np.append(num_quanta, self.items.counts[first:]),
+            np.append(ones > 0, self.items.fits[first:]),
+            num_kinds,
+        )
+        attention, once = minima(self.attention, sizes[:first]), minima(self.once, np.ones(first, dtype=np.int64))
+        mixed = minima(self.mixed[1], sizes[:first]), minima(self.mixed[2], np.ones(first, dtype=np.int64))
+        return replace(self, attention=attention, once=once, mixed=(self.mixed[0], *mixed), items=items)
 
     @property
     def entries(self) -> int:

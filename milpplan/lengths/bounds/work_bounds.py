@@ -173,6 +173,12 @@ class LinearBounds:
         is_held = counts > 0
         return float((self.shares[:, is_held] @ counts[is_held] + self.constants).max()) if is_held.any() else 0.0
 
+    def with_bounds(self, others: LinearBounds) -> LinearBounds:
+        """Return the bounds with further bounds of the same groups, which hold no other lengths."""
+        shares = np.concatenate([self.shares, others.shares])
+        shares[:, ~np.isfinite(self.shares[0])] = np.inf
+        return LinearBounds(shares, np.concatenate([self.constants, others.constants]))
+
 
 @dataclass(frozen=True, slots=True)
 class LengthClass:

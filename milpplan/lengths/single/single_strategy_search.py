@@ -31,7 +31,6 @@ from milpplan.lengths.parameters import PARAMETERS
 from milpplan.lengths.side_by_side.sequence_duals import single_strategy_bound_ns
 from milpplan.lengths.single.packing_local_search import packings_by_shape
 from milpplan.lengths.single.replica_feasibility import ReplicaFeasibility
-from milpplan.lengths.steps import GAP_SHARE
 from milpplan.lengths.strategy_tables import Effort
 from milpplan.lengths.switches import NEVER_NS
 from milpplan.lengths.tabled import (
@@ -655,6 +654,8 @@ class SingleStrategySearch:
         )
         left_s = max(PARAMETERS.min_program_s, deadline - time.perf_counter())
         with suppress(InfeasibleError, SolverError):
-            for record in solve_groups(problem, self.backend, self.gap * GAP_SHARE, left_s).sets:
+            for record in solve_groups(
+                problem, self.backend, self.gap * PARAMETERS.program_gap_share, left_s
+            ).sets:
                 member = members[record.used[0]]
                 self.bounds_ns[member] = max(self.bounds_ns[member], record.bound_ns)

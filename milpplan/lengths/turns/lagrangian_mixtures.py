@@ -365,6 +365,17 @@ class IntervalBounds:
             return "none"
         return "coarse" if level == "alone" and not self._renew(strategy) else level
 
+    def bounds_near(self, strategy: int, counts: FloatArray) -> LinearBounds:
+        """Return bounds of groups that hold about ``counts`` [n] sequences."""
+        intervals = self.of(strategy, "none")
+        if not intervals:
+            return self.linear_bounds[strategy]
+        work_bound = self._work_bound(strategy, "none")
+        index = (
+            int(np.searchsorted(_NARROW, float(work_bound.sequence_loads @ counts) / work_bound.total_load)) - 1
+        )
+        return intervals[min(max(index, 0), len(intervals) - 1)][0]
+
     def _shared_bounds(
         self, strategy: int, classes: Sequence[LengthClass | None]
     ) -> Callable[[int, float, float], LinearBounds]:

@@ -9,16 +9,19 @@ bound is always next, as it determines the bound of the step.
     that are in many sets get the bounds of 5 and 6, once for all sets.
  3. *Pricing of switches*: the cheapest order with a lower bound of its switches; after 5, with the switches
     themselves.
- 4. *Opening* as in 7, if the bound rests on pipelines that hold next to nothing.
+ 4. *Opening* as in 8, if the bound rests on pipelines that hold next to nothing.
  5. *Narrow intervals* of the pipelines' work, with the capacity of their micro-batches. The first set that gets
     here is packed as its linear programs divide the sequences.
  6. *Longest sequence*: pipelines branch on whether they hold the longest sequence of all, and on what that adds to
     their time.
- 7. *Opening*: ``tabled.search.solve_set`` on the tables of the set, with bounds that are tight where its linear
+ 7. *Exclusive sequences*: programs of pipelines of one replica with all sequences that only they hold
+    (``ExclusiveProgram``).
+ 8. *Opening*: ``tabled.search.solve_set`` on the tables of the set, with bounds that are tight where its linear
     programs divide the sequences. The answer is packed and timed exactly. Some sets without pipelines are opened
     first, to find a short step early.
 
-When the time is over, a set keeps its bound.
+All steps use the sequences that only one strategy of the set can hold (``exclusive_sequences``). When the time is
+over, a set keeps its bound.
 """
 
 from __future__ import annotations
@@ -31,8 +34,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.lengths import Packed, Step, StrategyTables, Switches, cutoff_ns
+from milpplan.lengths.heterogeneous.count_program import HeterogeneousStep
 from milpplan.lengths.parameters import PARAMETERS
-from milpplan.lengths.steps import AnyStep
+from milpplan.lengths.side_by_side.teams import TeamStep
 from milpplan.lengths.tabled import (
     GroupedProblem,
     SwitchTimes,
@@ -43,6 +47,9 @@ from milpplan.lengths.turns.lagrangian_mixtures import Kind, best_shares
 from milpplan.lengths.turns.screening import Node, ScreeningResult, StrategySet
 from milpplan.lengths.turns.set_bounds import SetBounds
 from milpplan.simulation import IntArray
+
+AnyStep = Step | TeamStep | HeterogeneousStep
+"""Step of any kind; steps are compared by their times."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,6 +217,7 @@ class TurnSearch:
             self._pack_first,
             self._longest,
             self._own_memory,
+            self._exclusive,
             self._open,
         ]
         return Node(screened.bound_ns, number, screened, bounding_steps=bounding_steps)
@@ -342,6 +350,11 @@ class TurnSearch:
     def _end_after(self, seconds: float) -> float:
         """Return the time so many seconds from now, at most the deadline."""
         return min(self.deadline, time.perf_counter() + seconds)
+
+    def _exclusive(self, node: Node) -> None:
+        """Bound the set by programs of its pipelines' exclusive sequences."""
+        if self.bounds.prove_exclusive(node, self.target_ns, self._end_after(PARAMETERS.exclusive_s)):
+            self._longest(node)
 
     def _longest(self, node: Node) -> None:
         """Bound the set by narrow intervals and whether its pipelines hold the longest sequence, except for deep
