@@ -33,11 +33,12 @@ from tests.simulation.cases import (
     random_cases,
     random_layout,
     random_plan,
+    takes_adapters,
 )
 from tests.simulation.cases import random_problem as real_problem
 from tests.simulation.test_bulk import disagreements, switched, with_host
 
-INDEXED = MODEL_HARDWARE[-1]
+INDEXED = next(case for case in MODEL_HARDWARE if case[0] == "deepseek-v3.2")
 """A model with sparse attention."""
 QV = ("q_proj", "v_proj")
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -149,6 +150,8 @@ def test_adapters_take_less_memory_and_no_more_than_their_own_time(seed: int) ->
     """On random plans of real models no part of the states grows but the weights, by the adapters; adapters of
     rank 1 on one matrix take no longer than training all weights."""
     for problem, plan in random_cases(seed, 6):
+        if not takes_adapters(problem):
+            continue
         frozen = lora_job(problem, 1, (problem.model.linear_modules[0],))
         full, part = simulate(problem, plan), simulate(frozen, plan)
         assert part.peak_memory_bytes < full.peak_memory_bytes

@@ -76,13 +76,17 @@ def problem_of(
     return Problem(model=spec, hardware=gpu, job=Job.model_validate(defaults | job))
 
 
+def takes_adapters(problem: Problem) -> bool:
+    """True if adapters of all layers are priced."""
+    return not problem.model.has_indexers and all(kind.has_known_adapters for kind in problem.model.kinds)
+
+
 def adapted(random: np.random.Generator, problem: Problem) -> Problem:
-    """The problem with adapters on some matrices, or with frozen ends (always beside an indexer)."""
+    """The problem with adapters on some matrices, or with frozen ends (always where adapters are refused)."""
     names = problem.model.linear_modules
     chosen = [name for name in names if random.integers(2)] or [names[0]]
     change: dict[str, Any] = {"lora": Lora(rank=int(random.choice([1, 8, 64])), modules=tuple(chosen))}
-    indexed = any(getattr(kind.attention, "indexer", None) for kind in problem.model.kinds)
-    if indexed or random.integers(4) == 0:
+    if not takes_adapters(problem) or random.integers(4) == 0:
         change = {"frozen": ("embedding", "head")}
     return problem.model_copy(update={"job": problem.job.model_copy(update=change)})
 
