@@ -136,6 +136,9 @@ def random_layout(random: np.random.Generator, problem: Problem, max_stages: int
     """A layout that can run: all degrees powers of two that divide what they must."""
     tp, cp, dp, pp = (int(random.choice([1, 2, 4])) for _ in range(4))
     pp = min(pp, max_stages)
+    # Ranks of a linear recurrence exchange whole heads.
+    while any(heads % (tp * cp) for kind in problem.model.kinds for heads in kind.exchanged_heads):
+        cp //= 2
     moe = [kind.mlp for kind in problem.model.kinds if isinstance(kind.mlp, MixtureOfExperts)]
     ep = etp = 1
     if moe:
