@@ -9,7 +9,6 @@ import typer
 from milpplan.cli.checks import choice
 from milpplan.cli.outcome import show_blocks
 from milpplan.reports.answers.descriptions import hardware_table, model_table, stack_table
-from milpplan.validation.ablation import scored_runs
 
 EXAMPLES: Final = (("Models by name", "models"), ("Hardware by name", "hardware"))
 
@@ -19,4 +18,6 @@ def list_names(kind: Annotated[str, typer.Argument(metavar="models|hardware")]) 
     if choice(kind, "list", ("models", "hardware")) == "models":
         show_blocks([model_table()])
     else:
+        from milpplan.validation.ablation import scored_runs
+
         show_blocks([hardware_table(scored_runs), stack_table()])
