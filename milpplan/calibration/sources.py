@@ -11,6 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, Literal
 
+import numpy as np
+
 from milpplan.calibration.bus_tables import BusFit, fit_bus, is_nccl_log, parse_nccl
 from milpplan.calibration.efficiency_tables import GemmFit, fit_gemm, is_gemm_csv, parse_gemm
 from milpplan.calibration.event_files import event_steps, is_event_file
@@ -228,13 +230,25 @@ def _fitted(
     told = list(notes)
     if constants == USUAL and not any(constant.identified for constant in result.constants):
         result = fit(runs, None, (SINGLE_CONSTANT,), progress=progress)
-        told.append(
-            f"these runs tell no constant from the others: {SINGLE_CONSTANT} stands for all; layouts that differ"
-            " in degrees and micro-batches identify more"
-        )
+        told.append(_single_note(result))
     date = datetime.date.today().isoformat()
     overlay = result.overlay(words["base"], words["name"], data, date)
     return Calibration(kind, overlay, spec, tuple(told), result)
+
+
+def _single_note(result: Fit) -> str:
+    """Describe the fit of ``SINGLE_CONSTANT`` alone, or why the runs do not identify even this constant."""
+    if result.identified:
+        return (
+            f"these runs tell no constant from the others: {SINGLE_CONSTANT} stands for all; layouts that differ"
+            " in degrees and micro-batches identify more"
+        )
+    ratio = float(np.median(result.measured_s / result.before_s))
+    return (
+        f"no constant was changed: the measured steps are {ratio:.2f} times the predicted ones, which no plausible"
+        f" {SINGLE_CONSTANT} explains. Check that GPUs, precision, recomputation and batch of the run are those"
+        " of its description, and that the measurement is of an undisturbed run"
+    )
 
 
 @dataclass(frozen=True, slots=True)

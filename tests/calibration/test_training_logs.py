@@ -138,6 +138,10 @@ def test_a_script_and_its_log_calibrate(tmp_path: Path) -> None:
     fitted = problem().model_copy(update={"hardware": load_hardware(out)})
     assert simulate(fitted, ran).step_time_s == pytest.approx(4.0, rel=0.02)
 
+    log.write_text("\n".join(MEGATRON.format(number=n, ms=12e3, batch=64) for n in range(5)))
+    far = " ".join(runner.invoke(app, ["calibrate", str(script), str(log), *words[:-1], f"{out}"]).stdout.split())
+    assert re.search(r"no constant was changed: the measured steps are [34]\.\d\d times the predicted ones", far)
+
 
 @pytest.mark.parametrize(
     ("ratios", "words"),
