@@ -264,7 +264,8 @@ Allow = Annotated[
         help="Also decide on what is off by default: offload (weights, activations, optimizer states in the "
         "host's memory), tp-overlap (tensor-parallel communication in tiles), scatter-gather (between stages), "
         "kept-gathered (inputs that are not gathered again), ulysses (all-to-alls of heads in context "
-        "parallelism), placement (the order of the degrees on the cluster), replicas (heterogeneous ones, on two "
+        "parallelism), hsdp (states sharded within groups of replicas), "
+        "placement (the order of the degrees on the cluster), replicas (heterogeneous ones, on two "
         "to four node types), zero-pipeline (ZeRO 2 and 3 with a pipeline), or all. Repeatable.",
         rich_help_panel=PLANS,
     ),

@@ -30,6 +30,7 @@ from milpplan.optimize.context import Deadline
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.records import ProgramAnswer
 from milpplan.optimize.robust import ROBUST_GAP
+from milpplan.optimize.search.closed_layouts import BUDGET
 from milpplan.optimize.solve import margin_price
 from milpplan.optimize.solve import solve as solve_problem
 from milpplan.problem import Plan, Problem, load_scenarios, stack_names
@@ -407,6 +408,12 @@ def _why_not_proved(result: PlanResult, options: SolveOptions) -> str:
     stopped = result.message or (limit is not None and result.wall_time_s > 0.95 * limit)
     if result.status != "feasible" or result.gap is None or stopped or result.regret is not None:
         return ""
+    if unexplored := result.details.get("num_unexplored"):
+        return (
+            f"The search ended by itself: it bounds at most {BUDGET.layouts:,} layouts one by one, and"
+            f" {unexplored:,} others that might be better have only the bounds of their groups. Fix or"
+            " forbid some choices, or --allow fewer."
+        )
     return (
         f"The search ended by itself: no solver could prove --gap {gap_text(options.gap)} (bounds of integer "
         "programs are rounded, and count only if a second solver confirms them). "

@@ -66,6 +66,8 @@ LOGGER = logging.getLogger("milpplan.search")
 START_GAP = 1e-3
 """Relative gap of the even plan from which the search over uneven interleaved splits starts."""
 NO_MEMORY = "Memory ran out: the best plan so far. Free some, or fix or forbid some choices."
+MARGIN_PRICE_GAP = 5e-3
+"""Relative gap to which the plans without the margin of memory are bounded, at least."""
 MOVED_PLANS = 6
 """Number of even plans, best first, whose layers a local search moves."""
 
@@ -154,7 +156,12 @@ def margin_price(result: PlanResult, options: SolveOptions, limit_s: float | Non
     whole = without_margin(problem)
     if capacities_bytes(whole) == capacities_bytes(problem) or problem.job.objective == "num_gpus":
         return None
-    return target_price(result, whole, options, limit_s)
+    return target_price(result, whole, replace(options, gap=margin_price_gap(options.gap)), limit_s)
+
+
+def margin_price_gap(gap: float) -> float:
+    """Return the tolerance of the solve without the margin of memory, which may not cost more than the answer."""
+    return max(gap, MARGIN_PRICE_GAP)
 
 
 def without_margin(problem: Problem) -> Problem:
@@ -529,6 +536,8 @@ def _result(
             "usable_memory_bytes": report.usable_memory_bytes if report else usable_memory_bytes(problem),
             "least_memory_bytes": search.explored.least_memory(),
             "unavailable": tuple(f"{seen} {do}" for seen, do in search.context.unavailable.items()),
+            # Layouts that the capacity of the search kept in their groups.
+            "num_unexplored": search.explored.closed.closed_below(search.threshold()),
         },
         fastest=_fastest(problem, search, value),
     )

@@ -272,6 +272,7 @@ def test_the_search_looks_at_so_many_layouts_and_no_more(monkeypatch: pytest.Mon
     assert few.layouts is not None
     assert len(few.layouts.rows) == 0
     assert few.layouts.count("open") > 0
+    assert few.details["num_unexplored"] > whole.details["num_unexplored"] == 0
     check_stopped(few, whole)
 
 

@@ -44,7 +44,7 @@ from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.milp.write_program import WRITERS, write_mps
 from milpplan.optimize.objective import has_one_step_time, objective_per_second, printed_unit
 from milpplan.optimize.records import Check, FastestPlan, SolverWork, Status, TargetPrice, Verdict
-from milpplan.optimize.solve import without_margin
+from milpplan.optimize.solve import margin_price_gap, without_margin
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.layout_space import check_forbidden
 from milpplan.optimize.space.plan_space import in_space
@@ -545,7 +545,7 @@ def _target_price(
     def is_whole(whole: Problem) -> bool:
         return restrict(whole, launcher, version, stack=False) == problem
 
-    return _price(target.price, is_whole, (document, result, claim, source))
+    return _price(target.price, is_whole, (document, result, claim, source), claim.tolerance)
 
 
 def _margin_price(
@@ -556,13 +556,15 @@ def _margin_price(
     def is_whole(whole: Problem) -> bool:
         return whole == without_margin(document.problem)
 
-    return _price(document.margin_price, is_whole, (document, result, claim, source))
+    tolerance = margin_price_gap(claim.tolerance)
+    return _price(document.margin_price, is_whole, (document, result, claim, source), tolerance)
 
 
 def _price(
     claimed: PriceDocument | None,
     is_whole: Callable[[Problem], bool],
     about: tuple[ResultDocument, PlanResult, ClaimedResult, str],
+    tolerance: float,
 ) -> TargetPrice | None:
     """Price a restriction of the space from the plan and the bound that are claimed without it.
 
@@ -590,7 +592,7 @@ def _price(
         )
     best = claimed.space, plan, objective_of(whole, plan, simulate(whole, plan)), claimed.objective_bound
     value, bound = result.objective, result.objective_bound
-    return TargetPrice.between(value, bound, best, claim.tolerance, claimed.wall_time_s)
+    return TargetPrice.between(value, bound, best, tolerance, claimed.wall_time_s)
 
 
 def _others_proved(

@@ -8,6 +8,7 @@ core/pipeline_parallel/schedules.py at d98e8a64.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -72,6 +73,8 @@ from milpplan.simulation.network import placement
 MAX_BLOCKS = 4_000_000
 """Maximum number of blocks (``LayoutSpace``) before rules split them: some 400 bytes each, up to twice as many
 after the rules."""
+MAX_PRODUCT = 1_000_000
+"""Number of rows that degrees and switches are crossed to at a time, some 200 bytes each."""
 
 
 def divisors(number: int) -> IntArray:
@@ -242,10 +245,9 @@ def _pipelines(problem: Problem, rule_filter: RuleFilter) -> Blocks:
     blocks = _micro_batches(problem, _rank_orders(problem, rule_filter, {**degrees, "number": number}))
     number_of_block = blocks.pop("number")
     stands_for = np.bincount(number_of_block, minlength=len(number))
-    switch_columns = _switches(problem, rule_filter, {**degrees, "number": number, STANDS_FOR: stands_for})
     asked = asked_switches(problem)
-    table = {name: switch_columns[name] for name in ("sequence_parallel", *asked)}
-    switches = Choices.listed(table, switch_columns["number"], len(number), number_of_block)
+    lists = _switch_lists(problem, rule_filter, {**degrees, "number": number, STANDS_FOR: stands_for})
+    switches = lists.of(number_of_block)
     if asked:
         switches = without_slower_transfers(rule_filter, blocks, switches)
     rules = schedule_rules(problem)
@@ -301,6 +303,28 @@ def _expert_degrees(problem: Problem, rule_filter: RuleFilter, columns: Mapping[
     columns = cross(columns, "ep", allowed(space.ep, experts))
     degrees = ascending(np.concatenate([[1], *(divisors(int(tp)) for tp in ascending(columns["tp"]))]))
     return rule_filter.keep(cross(columns, "etp", allowed(space.etp, degrees)), EXPERT_RULES)
+
+
+def _switch_lists(problem: Problem, rule_filter: RuleFilter, columns: Columns) -> Choices:
+    """List the legal switches of every row of degrees, numbered by its column ``number``.
+
+    The rows are crossed in portions, because few of a product's rows are legal and most lists are equal.
+    """
+    asked, size = asked_switches(problem), len(columns["number"])
+    most = np.full(size, 2 * math.prod(len(values) for name, values in asked.items() if name != "dp_replicate"))
+    if "dp_replicate" in asked:
+        degrees, row = np.unique(columns["dp"], return_inverse=True)
+        most *= np.array([len(divisors(int(dp))) for dp in degrees])[row]
+    portion = np.cumsum(most) // MAX_PRODUCT
+    ends = [*np.flatnonzero(np.diff(portion)) + 1, size]
+    parts = []
+    for start, end in zip([0, *ends[:-1]], ends, strict=True):
+        rows = {name: values[start:end] for name, values in columns.items()}
+        kept = _switches(problem, rule_filter, rows)
+        table = {name: kept[name] for name in ("sequence_parallel", *asked)}
+        part = Choices.listed(table, kept["number"] - start, end - start, np.arange(end - start))
+        parts.append(part.shared())
+    return Choices.joined(parts).shared()
 
 
 def _switches(
