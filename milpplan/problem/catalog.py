@@ -8,17 +8,19 @@ from collections.abc import Collection
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from milpplan.errors import InvalidInputError, UnknownNameError
 from milpplan.plugins import PluginError, plugin, plugin_names
-from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.huggingface.config import is_huggingface_config, model_from_config
 from milpplan.problem.huggingface.typed_keys import MAX_LAYERS
 from milpplan.problem.model import ModelSpec
-from milpplan.problem.overlay import Overlay, Provenance, applied, on_other_clusters
 from milpplan.problem.reading import nearest, parse_json, parse_toml, read_text, shown, validated
-from milpplan.problem.scenarios import Scenario, ScenarioFile
+
+if TYPE_CHECKING:
+    from milpplan.problem.hardware import HardwareSpec
+    from milpplan.problem.overlay import Overlay, Provenance
+    from milpplan.problem.scenarios import Scenario
 
 Kind = Literal["models", "hardware"]
 
@@ -134,6 +136,8 @@ def load_scenarios(path: str | Path) -> tuple[Scenario, ...]:
     Raises:
         InvalidInputError: the file cannot be read, or describes no scenarios.
     """
+    from milpplan.problem.scenarios import ScenarioFile
+
     text, source = read_text(Path(path)), str(path)
     is_json = source.lower().endswith(".json")
     return validated(ScenarioFile, (parse_json if is_json else parse_toml)(text, source), source).scenarios
@@ -151,6 +155,8 @@ def file_keys(path: str) -> frozenset[str]:
 
 def load_overlay(path: str | Path) -> Overlay | None:
     """Load the overlay of a file; None if a name or a file is a hardware description itself."""
+    from milpplan.problem.overlay import Overlay
+
     data, source = _data("hardware", path)
     return validated(Overlay, data, source) if "base" in data else None
 
@@ -217,6 +223,10 @@ def overlaid_name(hardware: HardwareSpec) -> str:
 
 
 def _load_hardware(name_or_path: str | Path, depth: int) -> HardwareSpec:
+    # Records of hardware take long to import, and models do without.
+    from milpplan.problem.hardware import HardwareSpec
+    from milpplan.problem.overlay import Overlay, applied, on_other_clusters
+
     data, source = _data("hardware", name_or_path)
     if "base" not in data:
         return validated(HardwareSpec, data, source)
