@@ -142,24 +142,12 @@ def target_price(
     )
 
 
-def margin_price(result: PlanResult, options: SolveOptions, limit_s: float | None) -> TargetPrice | None:
-    """Return the cost of the margin of memory; None without a margin, a plan or a bound.
-
-    Args:
-        result: result with the margin.
-        options: options of the solve without it, which starts from the result's plan.
-        limit_s: time limit of that solve; an open gap widens the interval.
-    """
-    problem = result.problem
-    whole = without_margin(problem)
-    if capacities_bytes(whole) == capacities_bytes(problem) or problem.job.objective == "num_gpus":
-        return None
-    return target_price(result, whole, options, limit_s)
-
-
-def without_margin(problem: Problem) -> Problem:
-    """Return a problem whose plans need leave no memory."""
-    return problem.model_copy(update={"space": problem.space.model_copy(update={"memory_margin_fraction": 0.0})})
+def without_margin(problem: Problem) -> Problem | None:
+    """Return a problem whose plans need leave no memory, to price the margin; None where nothing would change, or
+    where the objective is the number of accelerators."""
+    whole = problem.model_copy(update={"space": problem.space.model_copy(update={"memory_margin_fraction": 0.0})})
+    same = capacities_bytes(whole) == capacities_bytes(problem)
+    return None if same or problem.job.objective == "num_gpus" else whole
 
 
 def _logged(callback: Callable[[Progress], None] | None) -> Callable[[Progress], None]:
