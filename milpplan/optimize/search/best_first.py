@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 
 import numpy as np
@@ -264,6 +265,8 @@ class Search:
     scenarios: Scenarios | None = None
     explored: ExploredLayouts = field(init=False)
     """Layouts that are looked at one by one, and the groups that are not."""
+    costs_of: Callable[[LayoutColumns], SearchTable] = field(init=False)
+    """Computes the constants of layouts, in every scenario."""
     cost_cache: CostCache = field(init=False)
     step_tables: tuple[KnownTables, ...] = field(init=False)
     """Cost constants by scenario."""
@@ -271,11 +274,8 @@ class Search:
     def __post_init__(self) -> None:
         self.explored = ExploredLayouts(self.problem, self.whole, self.context)
         problems = (self.problem,) if self.scenarios is None else self.scenarios.problems
+        self.costs_of = partial(cluster_costs, self.problem) if self.scenarios is None else self.scenarios.table
         self.cost_cache, self.step_tables = CostCache(self.costs_of), tuple(map(KnownTables, problems))
-
-    def costs_of(self, columns: LayoutColumns) -> SearchTable:
-        """Compute the constants of layouts, in every scenario."""
-        return cluster_costs(self.problem, columns) if self.scenarios is None else self.scenarios.table(columns)
 
     def open(self, groups: IntArray) -> None:
         """Explore the layouts of some groups one by one."""
