@@ -76,10 +76,10 @@ def error_bar(problem: Problem, plan: Plan, step_time_s: float) -> ErrorBar:
     clusters. Correlations of the fit are left out: where constants were hard to separate this is an upper bound of
     their share.
     """
-    below, above = (_parts_s(problem, plan, step_time_s, sign) for _, sign in ENDS)
+    below, above = _parts_s(problem, plan, step_time_s, -1.0), _parts_s(problem, plan, step_time_s, 1.0)
     parts = {name: (below[name], above[name]) for name in below if below[name] or above[name]}
-    down, up = (_quadrature(side) for side in (below, above))
-    return ErrorBar(step_time_s, min(down, step_time_s), up, parts, uncertainty_of(problem.hardware).overlay)
+    down, up = min(_quadrature(below), step_time_s), _quadrature(above)
+    return ErrorBar(step_time_s, down, up, parts, uncertainty_of(problem.hardware).overlay)
 
 
 def side_s(problem: Problem, plan: Plan, step_time_s: float, sign: float) -> float:

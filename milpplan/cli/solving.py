@@ -366,13 +366,13 @@ def _comment(
 def _print(answer: _Answer, options: SolveOptions, words: SolveWords, price: float | None) -> ExitCode:
     """Print and write the result."""
     result, why, bar, robust, known = answer.result, answer.why, answer.bar, answer.robust, answer.known
-    others = compared(result, robust, known)
     totals = run_totals(result, price)
     for line in (*result.details.get("unavailable", ()), result.message, _why_not_proved(result, options)):
         if line:
             say(line)
     text = ""
     if words.as_json or words.out:
+        others = compared(result, robust, known)
         text = document_text(result_document(result, options.gap, why, bar, robust, known, totals, others))
     try:
         if words.as_json:

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -266,8 +267,8 @@ def solve_from(problem: Problem, options: SolveOptions, initial_plans: Sequence[
         search.bound()
         decide_layouts(search)
         if chooses:
-            num_untested = answer_function("num_untested_terms")
-            chosen = simplest(search, options.gap, lambda plan: int(num_untested(problem, plan)))
+            untested = partial(answer_function("num_untested_terms"), problem)
+            chosen = simplest(search, options.gap, untested)
     except KeyboardInterrupt:
         message = "" if deadline is not None and time.monotonic() >= deadline else "Interrupted."
     except MemoryError:

@@ -93,9 +93,7 @@ def mixed_ns(problem: Bounded, used: tuple[int, ...]) -> float:
     return float(subgradient_bound_ns(problem, np.array([used]), np.inf, weights)[0][0])
 
 
-def path_bound(
-    stages: StageLoads, num_stages: int, number: int, load: float, first: int | None = None
-) -> Any:
+def path_bound(stages: StageLoads, num_stages: int, number: int, load: float, first: int | None = None) -> Any:
     """Return the bound of ``number`` (or ``first`` to ``number``) micro-batches, highest at ``load``."""
     window = Window.of(number if first is None else first, number)
     return best_mixture(stages, num_stages, window, load).bound(stages, load)
