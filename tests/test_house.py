@@ -8,10 +8,10 @@ from benchmarks.house import static_measures
 
 LIMITS = {
     "modules": 367,
-    "lines": 103_200,
+    "lines": 103_020,
     "files in the largest folder": 13,
     "import circles": 0,
-    "docstrings that open with What, Whether, The same, More or How": 3,
+    "docstrings that open with What, Whether, The same, More or How": 2,
     "words of README.md": 1_000,
     "words of docs": 32_000,
     "words of CHANGELOG.md": 600,

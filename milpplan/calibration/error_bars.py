@@ -76,10 +76,10 @@ def error_bar(problem: Problem, plan: Plan, step_time_s: float) -> ErrorBar:
     clusters. Correlations of the fit are left out: where constants were hard to separate this is an upper bound of
     their share.
     """
-    below, above = (_parts_s(problem, plan, step_time_s, sign) for _, sign in ENDS)
+    below, above = _parts_s(problem, plan, step_time_s, -1.0), _parts_s(problem, plan, step_time_s, 1.0)
     parts = {name: (below[name], above[name]) for name in below if below[name] or above[name]}
-    down, up = (_quadrature(side) for side in (below, above))
-    return ErrorBar(step_time_s, min(down, step_time_s), up, parts, uncertainty_of(problem.hardware).overlay)
+    down, up = min(_quadrature(below), step_time_s), _quadrature(above)
+    return ErrorBar(step_time_s, down, up, parts, uncertainty_of(problem.hardware).overlay)
 
 
 def side_s(problem: Problem, plan: Plan, step_time_s: float, sign: float) -> float:
@@ -92,7 +92,7 @@ def _parts_s(problem: Problem, plan: Plan, step_time_s: float, sign: float) -> d
     uncertainty = uncertainty_of(problem.hardware)
     # Step times are whole nanoseconds. Further digits of a difference are rounding, and so is a negative zero.
     parts = {
-        name: max(0.0, round(sign * (_step_s(at(problem, {name: sign}), plan) - step_time_s), 9))
+        name: max(0.0, round(sign * (simulate(at(problem, {name: sign}), plan).step_time_s - step_time_s), 9))
         for name in UNCERTAIN
         if getattr(uncertainty, name) > 0
     }
@@ -145,17 +145,12 @@ def robustness(
     for end, _ in ENDS:
         there = joint_end(problem, end)
         plan, bound = solve_end(there) if solve_end is not None else (None, None)
-        compared = [other for other in (*others, *([plan] if plan else [])) if other != best]
-        rival = min((_cost_s(there, other, best) for other in compared), default=None)
-        rivals.append(Rival(end, _step_s(there, best), rival, bound, plan))
+        rival: float | None = None
+        for other in (*others, *([plan] if plan else [])):
+            if other != best:
+                # A step of another batch counts by its sequences.
+                share = best.layout.global_batch_size / other.layout.global_batch_size
+                step_s = simulate(there, other).step_time_s * share
+                rival = step_s if rival is None else min(rival, step_s)
+        rivals.append(Rival(end, simulate(there, best).step_time_s, rival, bound, plan))
     return Robustness(tuple(rivals), len(others), solve_end is not None)
-
-
-def _step_s(problem: Problem, plan: Plan) -> float:
-    return simulate(problem, plan).step_time_s
-
-
-def _cost_s(problem: Problem, plan: Plan, best: Plan) -> float:
-    """Return the step time of a plan, scaled to the batch of the best one."""
-    share = best.layout.global_batch_size / plan.layout.global_batch_size
-    return _step_s(problem, plan) * share

@@ -31,7 +31,7 @@ from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.records import ProgramAnswer
 from milpplan.optimize.robust import ROBUST_GAP
 from milpplan.optimize.search.closed_layouts import BUDGET
-from milpplan.optimize.solve import margin_price
+from milpplan.optimize.solve import MARGIN_PRICE_GAP, without_margin
 from milpplan.optimize.solve import solve as solve_problem
 from milpplan.problem import Plan, Problem, load_scenarios, stack_names
 from milpplan.problem.catalog import launcher_stack
@@ -214,19 +214,50 @@ def run(words: SolveWords, lengths: LengthOptions) -> ExitCode:
     problem = words.problem(names[0] or None)
     options = words.options(problem)
     if len(names) > 1:
-        from milpplan.cli.candidates import choose_hardware
-
-        unfitted = words.unfitted() if words.target is not None and words.stack else ()
-        if unfitted:
-            say(
-                f"No stack of {words.target} is fitted on {', '.join(unfitted)}: all kinds are compared with the "
-                "constants of their descriptions alone."
-            )
-        asked = words.out, words.as_json, words.verbose, words.progress
-        return choose_hardware(names, words.problem, price_of, options, *asked)
+        return _choose_hardware(names, words, price_of, options)
+    # The problem without the restriction to a launcher, to prove what the restriction costs.
     priced = words.target is not None and words.price_limit and not words.robust
     whole = words.whole(names[0] or None) if priced else None
-    return _answer(problem, options, words, whole, price_of.get(names[0]))
+    checks.positive(options.time_limit_s, "--time-limit", "number of seconds")
+    if words.out is not None:
+        check_writable(words.out)
+    scenarios = None if words.scenarios is None else load_scenarios(words.scenarios)
+    deadline = Deadline.after(options.time_limit_s)
+    options = replace(options, cancelled=interrupts.asked_to_stop)
+    answers: list[_Answer] = []
+    with (
+        interrupts.keeping(answers),
+        shown_progress(problem.job.objective, words.progress) as callback,
+        within_range(),
+        interrupts.limited(deadline.left_s()),
+    ):
+        asked = replace(options, callback=callback)
+        if words.robust:
+            answers.append(_Answer(solve_robust(problem, scenarios, asked)))
+        else:
+            answers.append(_Answer(solve_problem(problem, asked)))
+        _comment(answers[0], options, deadline, words, whole)
+    # Neither another signal nor the time limit may lose the plan now.
+    with undisturbed(), within_range():
+        if interrupts.asked_to_stop():
+            answers[0].result = replace(answers[0].result, message=interrupts.STOPPED)
+        return _print(answers[0], options, words, price_of.get(names[0]))
+
+
+def _choose_hardware(
+    names: list[str], words: SolveWords, price_of: dict[str, float], options: SolveOptions
+) -> ExitCode:
+    """Solve the problem on several kinds of hardware, and compare the answers."""
+    from milpplan.cli.candidates import choose_hardware
+
+    unfitted = words.unfitted() if words.target is not None and words.stack else ()
+    if unfitted:
+        say(
+            f"No stack of {words.target} is fitted on {', '.join(unfitted)}: all kinds are compared with the "
+            "constants of their descriptions alone."
+        )
+    asked = words.out, words.as_json, words.verbose, words.progress
+    return choose_hardware(names, words.problem, price_of, options, *asked)
 
 
 def _starting_plan(problem: Problem, path: Path) -> Plan:
@@ -303,44 +334,6 @@ class _Answer:
     break_even: BreakEvens | None = None
 
 
-def _answer(
-    problem: Problem, options: SolveOptions, words: SolveWords, whole: Problem | None, price: float | None
-) -> ExitCode:
-    """Solve a problem, print and write the answer; the exit code says how it ended.
-
-    Args:
-        problem: the problem.
-        options: options of the search.
-        words: the command's arguments and options.
-        whole: the problem without the restriction to a launcher, to prove what the restriction costs.
-        price: price of an accelerator-hour.
-    """
-    checks.positive(options.time_limit_s, "--time-limit", "number of seconds")
-    if words.out is not None:
-        check_writable(words.out)
-    scenarios = None if words.scenarios is None else load_scenarios(words.scenarios)
-    deadline = Deadline.after(options.time_limit_s)
-    options = replace(options, cancelled=interrupts.asked_to_stop)
-    answers: list[_Answer] = []
-    with (
-        interrupts.keeping(answers),
-        shown_progress(problem.job.objective, words.progress) as callback,
-        within_range(),
-        interrupts.limited(deadline.left_s()),
-    ):
-        asked = replace(options, callback=callback)
-        if words.robust:
-            answers.append(_Answer(solve_robust(problem, scenarios, asked)))
-        else:
-            answers.append(_Answer(solve_problem(problem, asked)))
-        _comment(answers[0], options, deadline, words, whole)
-    # Neither another signal nor the time limit may lose the plan now.
-    with undisturbed(), within_range():
-        if interrupts.asked_to_stop():
-            answers[0].result = replace(answers[0].result, message=interrupts.STOPPED)
-        return _print(answers[0], options, words, price)
-
-
 def _comment(
     answer: _Answer, options: SolveOptions, deadline: Deadline, words: SolveWords, whole: Problem | None
 ) -> None:
@@ -358,8 +351,10 @@ def _comment(
     if whole is not None and not result.message:
         cost = target_price(result, whole, options, deadline.left_s(words.price_limit))
         answer.result = replace(result, target_price=cost)
-    if words.price_limit and not result.message:
-        cost = margin_price(result, options, deadline.left_s(words.price_limit))
+    whole = without_margin(result.problem)
+    if words.price_limit and not result.message and whole is not None:
+        rough = replace(options, gap=max(options.gap, MARGIN_PRICE_GAP))
+        cost = target_price(result, whole, rough, deadline.left_s(words.price_limit))
         answer.result = replace(answer.result, margin_price=cost)
     check_ends = words.check_ends and not result.message
     solve_end = _end_solver(result, options, deadline) if check_ends else None
@@ -373,13 +368,13 @@ def _comment(
 def _print(answer: _Answer, options: SolveOptions, words: SolveWords, price: float | None) -> ExitCode:
     """Print and write the result."""
     result, why, bar, robust, known = answer.result, answer.why, answer.bar, answer.robust, answer.known
-    others = compared(result, robust, known)
     totals = run_totals(result, price)
     for line in (*result.details.get("unavailable", ()), result.message, _why_not_proved(result, options)):
         if line:
             say(line)
     text = ""
     if words.as_json or words.out:
+        others = compared(result, robust, known)
         text = document_text(result_document(result, options.gap, why, bar, robust, known, totals, others))
     try:
         if words.as_json:

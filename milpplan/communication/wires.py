@@ -31,7 +31,7 @@ from milpplan.problem import (
 )
 from milpplan.problem.model import Attention, LinearModule
 from milpplan.simulation import BoolArray, FloatArray, IntArray, LayoutColumns, LocalParameters, states
-from milpplan.simulation.layers import Shard, padded_vocab_size, recurrence
+from milpplan.simulation.layers import Shard, padded_vocab_size, widths
 from milpplan.simulation.layers.embedding_and_head import Endpoint
 from milpplan.simulation.layers.layer_time import exchanged_bytes
 from milpplan.simulation.layers.shard import BF16_BYTES, FP32_BYTES
@@ -152,7 +152,7 @@ def _mixer_messages(shard: Shard, kind: LayerRun) -> list[Message]:
     if isinstance(mixer, LatentAttention) and mixer.indexer is not None:
         return messages + _sparse_attention(shard, mixer, mixer.indexer)
     if isinstance(mixer, LinearRecurrence):
-        width, ones = recurrence.widths(mixer), np.ones_like(shard.tokens)
+        width, ones = widths(mixer), np.ones_like(shard.tokens)
         for elements in (width.projected, width.values):
             sent = BF16_BYTES * shard.tokens * elements / shard.tp
             messages += [Message("cp", "all_to_all", "context", sent, ones, ones)]

@@ -34,7 +34,6 @@ def break_evens(
     kept: Sequence[Plan],
     tolerance: float = DEFAULT_GAP,
     deadline: Deadline | None = None,
-    doubts: Sequence[Scenario] | None = None,
 ) -> BreakEvens:
     """Find the break-even values of the doubts about a plan.
 
@@ -44,13 +43,12 @@ def break_evens(
         kept: other plans to compare with.
         tolerance: relative advantage from which on another plan counts as better.
         deadline: doubts that are not reached before it are left out.
-        doubts: None: the default scenarios, without those on the way to another one.
 
     Returns:
         The break-evens among ``kept`` and the best uniform plans at the ends of the doubts.
     """
     limit = deadline or Deadline(None)
-    ends = list(default_scenarios(problem) if doubts is None else doubts)
+    ends = list(default_scenarios(problem))
     ends = [end for end in ends if not any(_is_on_the_way(problem, end, other) for other in ends)]
     rivals, reached = list(dict.fromkeys(other for other in kept if other != plan)), list[Scenario]()
     num_kept = len(rivals)

@@ -215,11 +215,6 @@ class ScenarioRegret:
     nominal_lost_fraction: float
 
     @property
-    def lost_fraction(self) -> float:
-        """Loss to the best plan found; negative where the plan is better than that."""
-        return self.step_time_s / self.best_s - 1.0
-
-    @property
     def regret_at_most(self) -> float | None:
         """Proved upper bound of the loss to the best of all plans."""
         return None if self.lower_bound_s is None else max(0.0, self.step_time_s / self.lower_bound_s - 1.0)

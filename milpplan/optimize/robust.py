@@ -22,6 +22,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -179,8 +180,8 @@ class _RobustSolve:
             search.bound()
             decide_layouts(search)
             if chooses:
-                num_untested = answer_function("num_untested_terms")
-                chosen = simplest(search, options.gap, lambda plan: int(num_untested(nominal, plan)))
+                untested = partial(answer_function("num_untested_terms"), nominal)
+                chosen = simplest(search, options.gap, untested)
         except KeyboardInterrupt:
             message = self._stopped()
         except MemoryError:

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -67,7 +68,8 @@ START_GAP = 1e-3
 """Relative gap of the even plan from which the search over uneven interleaved splits starts."""
 NO_MEMORY = "Memory ran out: the best plan so far. Free some, or fix or forbid some choices."
 MARGIN_PRICE_GAP = 5e-3
-"""Relative gap to which the plans without the margin of memory are bounded, at least."""
+"""Minimum relative gap of the solve that prices the margin of memory: a comment may not cost more than the
+answer."""
 MOVED_PLANS = 6
 """Number of even plans, best first, whose layers a local search moves."""
 
@@ -144,29 +146,12 @@ def target_price(
     )
 
 
-def margin_price(result: PlanResult, options: SolveOptions, limit_s: float | None) -> TargetPrice | None:
-    """Return the cost of the margin of memory; None without a margin, a plan or a bound.
-
-    Args:
-        result: result with the margin.
-        options: options of the solve without it, which starts from the result's plan.
-        limit_s: time limit of that solve; an open gap widens the interval.
-    """
-    problem = result.problem
-    whole = without_margin(problem)
-    if capacities_bytes(whole) == capacities_bytes(problem) or problem.job.objective == "num_gpus":
-        return None
-    return target_price(result, whole, replace(options, gap=margin_price_gap(options.gap)), limit_s)
-
-
-def margin_price_gap(gap: float) -> float:
-    """Return the tolerance of the solve without the margin of memory, which may not cost more than the answer."""
-    return max(gap, MARGIN_PRICE_GAP)
-
-
-def without_margin(problem: Problem) -> Problem:
-    """Return a problem whose plans need leave no memory."""
-    return problem.model_copy(update={"space": problem.space.model_copy(update={"memory_margin_fraction": 0.0})})
+def without_margin(problem: Problem) -> Problem | None:
+    """Return a problem whose plans need leave no memory, to price the margin; None where nothing would change, or
+    where the objective is the number of accelerators."""
+    whole = problem.model_copy(update={"space": problem.space.model_copy(update={"memory_margin_fraction": 0.0})})
+    same = capacities_bytes(whole) == capacities_bytes(problem)
+    return None if same or problem.job.objective == "num_gpus" else whole
 
 
 def _logged(callback: Callable[[Progress], None] | None) -> Callable[[Progress], None]:
@@ -285,8 +270,8 @@ def solve_from(problem: Problem, options: SolveOptions, initial_plans: Sequence[
         search.bound()
         decide_layouts(search)
         if chooses:
-            num_untested = answer_function("num_untested_terms")
-            chosen = simplest(search, options.gap, lambda plan: int(num_untested(problem, plan)))
+            untested = partial(answer_function("num_untested_terms"), problem)
+            chosen = simplest(search, options.gap, untested)
     except KeyboardInterrupt:
         message = "" if deadline is not None and time.monotonic() >= deadline else "Interrupted."
     except MemoryError:

@@ -8,17 +8,19 @@ from collections.abc import Collection
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from milpplan.errors import InvalidInputError, UnknownNameError
 from milpplan.plugins import PluginError, plugin, plugin_names
-from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.huggingface.config import is_huggingface_config, model_from_config
 from milpplan.problem.huggingface.typed_keys import MAX_LAYERS
 from milpplan.problem.model import ModelSpec
-from milpplan.problem.overlay import Overlay, Provenance, applied, on_other_clusters
 from milpplan.problem.reading import nearest, parse_json, parse_toml, read_text, shown, validated
-from milpplan.problem.scenarios import Scenario, ScenarioFile
+
+if TYPE_CHECKING:
+    from milpplan.problem.hardware import HardwareSpec
+    from milpplan.problem.overlay import Overlay, Provenance
+    from milpplan.problem.scenarios import Scenario
 
 Kind = Literal["models", "hardware"]
 
@@ -30,20 +32,20 @@ _SUFFIXES = (".toml", ".json")
 _CHECKOUT = Path(__file__).resolve().parents[2]
 
 
-def _directory(kind: Kind) -> Traversable:
-    """Find the presets: inside the installed package, else at the root of the source checkout."""
-    packaged = resources.files("milpplan") / "presets" / kind
-    return packaged if packaged.is_dir() else _CHECKOUT / kind
-
-
 def _files(kind: Kind) -> dict[str, Traversable]:
     """List the shipped files by name; for hardware also overlays of software stacks and files of plug-ins."""
-    directories = [_directory(kind)]
+    packaged = resources.files("milpplan") / "presets" / kind
+    # Else the root of the source checkout.
+    directories = [packaged if packaged.is_dir() else _CHECKOUT / kind]
     if kind == "hardware":
         directories.append(directories[0] / STACKS)
         directories = [*_plugin_directories(), *directories]  # of equal names the later, shipped file counts
-    entries = [entry for directory in directories if directory.is_dir() for entry in directory.iterdir()]
-    return dict(sorted((entry.name.removesuffix(".toml"), entry) for entry in entries if _is_preset(entry)))
+    files: dict[str, Traversable] = {}
+    for directory in directories:
+        for entry in directory.iterdir() if directory.is_dir() else ():
+            if entry.name.endswith(".toml") and entry.is_file():
+                files[entry.name.removesuffix(".toml")] = entry
+    return dict(sorted(files.items()))
 
 
 def _plugin_directories() -> list[Traversable]:
@@ -58,10 +60,6 @@ def _plugin_directories() -> list[Traversable]:
         except (PluginError, TypeError) as error:
             logging.getLogger(__name__).warning("%s Its hardware is left out.", error)
     return directories
-
-
-def _is_preset(entry: Traversable) -> bool:
-    return entry.name.endswith(".toml") and entry.is_file()
 
 
 def model_names() -> tuple[str, ...]:
@@ -116,16 +114,36 @@ def load_model(name_or_path: str | Path, ignore: Collection[str] = ()) -> ModelS
     return model
 
 
-def load_hardware(name_or_path: str | Path) -> HardwareSpec:
+def load_hardware(name_or_path: str | Path, max_overlays: int = MAX_OVERLAYS) -> HardwareSpec:
     """Load a shipped hardware description by name, or the user's TOML or JSON by path.
 
-    A file with a ``base`` is an overlay: it is applied to its base, a shipped name or a path relative to it.
+    A file with a ``base`` is an overlay: it is applied to its base, a shipped name or a path relative to it, which
+    may have at most ``max_overlays`` overlays itself.
 
     Raises:
         UnknownNameError: no description has the name, and no file is there.
         InvalidInputError: the file, or its base, cannot be read or describes no hardware.
     """
-    return _load_hardware(name_or_path, MAX_OVERLAYS)
+    # Records of hardware take long to import, and models do without.
+    from milpplan.problem.hardware import HardwareSpec
+    from milpplan.problem.overlay import Overlay, applied, on_other_clusters
+
+    data, source = _data("hardware", name_or_path)
+    if "base" not in data:
+        return validated(HardwareSpec, data, source)
+    overlay = validated(Overlay, data, source)
+    if not max_overlays:
+        raise InvalidInputError(
+            f"{source} is the last of more than {MAX_OVERLAYS} overlays, each the base of the one before.",
+            f"Expected at most {MAX_OVERLAYS}, and a hardware description under the last.",
+            "Give a hardware description as base; an overlay cannot lie on itself.",
+        )
+    base: str | Path = overlay.base
+    if overlay.base not in _files("hardware"):
+        beside = Path(source).parent / overlay.base
+        base = beside if _exists(beside) else overlay.base
+    changed = applied(load_hardware(base, max_overlays - 1), overlay)
+    return on_other_clusters(changed) if str(name_or_path) in stack_names() else changed
 
 
 def load_scenarios(path: str | Path) -> tuple[Scenario, ...]:
@@ -134,6 +152,8 @@ def load_scenarios(path: str | Path) -> tuple[Scenario, ...]:
     Raises:
         InvalidInputError: the file cannot be read, or describes no scenarios.
     """
+    from milpplan.problem.scenarios import ScenarioFile
+
     text, source = read_text(Path(path)), str(path)
     is_json = source.lower().endswith(".json")
     return validated(ScenarioFile, (parse_json if is_json else parse_toml)(text, source), source).scenarios
@@ -151,6 +171,8 @@ def file_keys(path: str) -> frozenset[str]:
 
 def load_overlay(path: str | Path) -> Overlay | None:
     """Load the overlay of a file; None if a name or a file is a hardware description itself."""
+    from milpplan.problem.overlay import Overlay
+
     data, source = _data("hardware", path)
     return validated(Overlay, data, source) if "base" in data else None
 
@@ -214,25 +236,6 @@ def errors_by_stack(hardware: HardwareSpec) -> dict[str, float]:
 def overlaid_name(hardware: HardwareSpec) -> str:
     """Return the name of a description's overlay; its own without one."""
     return hardware.name if hardware.uncertainty is None else hardware.uncertainty.overlay
-
-
-def _load_hardware(name_or_path: str | Path, depth: int) -> HardwareSpec:
-    data, source = _data("hardware", name_or_path)
-    if "base" not in data:
-        return validated(HardwareSpec, data, source)
-    overlay = validated(Overlay, data, source)
-    if not depth:
-        raise InvalidInputError(
-            f"{source} is the last of more than {MAX_OVERLAYS} overlays, each the base of the one before.",
-            f"Expected at most {MAX_OVERLAYS}, and a hardware description under the last.",
-            "Give a hardware description as base; an overlay cannot lie on itself.",
-        )
-    base: str | Path = overlay.base
-    if overlay.base not in _files("hardware"):
-        beside = Path(source).parent / overlay.base
-        base = beside if _exists(beside) else overlay.base
-    changed = applied(_load_hardware(base, depth - 1), overlay)
-    return on_other_clusters(changed) if str(name_or_path) in stack_names() else changed
 
 
 def _data(kind: Kind, name_or_path: str | Path) -> tuple[dict[str, Any], str]:

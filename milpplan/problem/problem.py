@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
@@ -252,7 +253,7 @@ class Problem(Record):
     @property
     def node_types(self) -> tuple[HardwareSpec, ...]:
         """Node types, ``hardware`` first."""
-        return (self.hardware, *(group.hardware for group in self.other_hardware))
+        return (self.hardware, *map(attrgetter("hardware"), self.other_hardware))
 
     @property
     def node_gpus(self) -> tuple[int, ...]:

@@ -41,7 +41,7 @@ from milpplan.problem import (
 )
 from milpplan.problem.model import Mixer
 from milpplan.simulation import BoolArray, IntArray
-from milpplan.simulation.layers import padded_vocab_size, recurrence, total_parameters
+from milpplan.simulation.layers import padded_vocab_size, total_parameters, widths
 from milpplan.simulation.states import ADAM_STATE_BYTES
 
 Split = Literal["rows", "columns", "none"]
@@ -173,11 +173,11 @@ def _linear_recurrence(hidden: int, mixer: LinearRecurrence) -> Named:
         yield f"conv.{name}.weight", _rows(width, mixer.conv_kernel, heads)
         if mixer.conv_bias:
             yield f"conv.{name}.bias", _rows(width, 1, heads)
-    gates = recurrence.widths(mixer).gates
+    gates = widths(mixer).gates
     yield "in.gate.weight", _rows(value, hidden, values)
     yield "in.decay.weight", _rows(gates, hidden, values)
     if mixer.bias:
-        yield "in.bias", _rows(recurrence.widths(mixer).projected, 1)
+        yield "in.bias", _rows(widths(mixer).projected, 1)
         yield "out.bias", _vector(hidden)
     yield "decay", _rows((2 if mixer.update == "delta" else 3) * values, 1, values)
     yield "norm.weight", _vector(mixer.value_head_dim) if mixer.update == "delta" else _rows(value, 1, values)

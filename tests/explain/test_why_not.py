@@ -16,7 +16,7 @@ from milpplan.explain.why_not import WORDS, answer, neighbours, rule_effects, wi
 from milpplan.optimize.bounds.closed_form import compute_bounds
 from milpplan.optimize.space import enumerate_layouts
 from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space
-from milpplan.optimize.space.rules import STAGE_RULES
+from milpplan.optimize.space.rules import PAIR_RULES, SCHEDULE_RULES, SPLIT_BACKWARD_RULES, SPLIT_RULES
 from milpplan.simulation import LayoutColumns, usable_memory_bytes
 from tests.explain.cases import feasible, holds, truth_s
 from tests.optimize.brute_force import brute_force
@@ -129,7 +129,10 @@ def test_every_rule_has_words() -> None:
             enumerate_layouts.DEGREE_RULES,
             enumerate_layouts.EXPERT_RULES,
             enumerate_layouts.SEQUENCE_RULES,
-            STAGE_RULES,
+            SPLIT_RULES,
+            SCHEDULE_RULES,
+            SPLIT_BACKWARD_RULES,
+            PAIR_RULES,
             enumerate_layouts.SHARDING_RULES,
             enumerate_layouts.PIPELINE_SHARDING_RULES,
         )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 
 from milpplan.lengths import Load, StrategyTables, quantum_problem
+from milpplan.lengths.bounds import StageLoads, Window, best_mixture
 from milpplan.lengths.turns.lagrangian_mixtures import Bounded, even_weights, subgradient_bound_ns
 from milpplan.lengths.workload import (
     Workload,
@@ -89,3 +91,9 @@ def mixed_ns(problem: Bounded, used: tuple[int, ...]) -> float:
     """The *mixed* bound of a set, begun with equal weights, ns."""
     weights = even_weights(problem)[np.eye(len(used), dtype=np.int64)][None]
     return float(subgradient_bound_ns(problem, np.array([used]), np.inf, weights)[0][0])
+
+
+def path_bound(stages: StageLoads, num_stages: int, number: int, load: float, first: int | None = None) -> Any:
+    """Return the bound of ``number`` (or ``first`` to ``number``) micro-batches, highest at ``load``."""
+    window = Window.of(number if first is None else first, number)
+    return best_mixture(stages, num_stages, window, load).bound(stages, load)

@@ -8,8 +8,8 @@ import numpy as np
 
 from milpplan.lengths import pipeline_ns
 from milpplan.lengths.bounds import StageLoads, load_bound
-from milpplan.lengths.bounds.long_sequence import path_bound
 from milpplan.lengths.bounds.work_bounds import corners
+from tests.lengths.cases import path_bound
 
 
 def test_every_pair_has_at_least_a_mixture_of_the_corners() -> None:

@@ -17,12 +17,12 @@ from milpplan.errors import InvalidInputError
 from milpplan.optimize import PlanResult, SolveOptions
 from milpplan.optimize.milp.block_program import block_program, solve_block_program
 from milpplan.optimize.milp.cpsat import MAX_ROW_MAGNITUDE
-from milpplan.optimize.milp.whole_program import solve_monolithic
 from milpplan.optimize.milp.write_program import write_mps
 from milpplan.problem import Job, Problem, Space
 from tests.amounts import long_but
 from tests.optimize.brute_force import Best, brute_force
 from tests.optimize.problems import batch_range, random_problem
+from tests.oracles.whole_program import solve_monolithic
 
 BACKENDS = ("cpsat", "cbc", "highs")
 

@@ -10,7 +10,6 @@ import pytest
 
 from milpplan import Layout, load_hardware, load_model, simulate, solve
 from milpplan.optimize.milp.block_program import solve_block_program
-from milpplan.optimize.milp.whole_program import solve_monolithic
 from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space
 from milpplan.optimize.space.rules import EXECUTION
 from milpplan.problem import HostMemory, Job, Problem, SizeCurve, Space
@@ -21,6 +20,7 @@ from tests.optimize.bounded import bounded_layouts
 from tests.optimize.brute_force import brute_force, constants, costed_plans, naive_layouts, time_and_peak
 from tests.optimize.problems import FAMILIES, random_plan, random_problem, with_memory
 from tests.optimize.test_optimality import assert_optimal, check
+from tests.oracles.whole_program import solve_monolithic
 
 OFFLOAD = ("offload_weights", "offload_activations", "offload_optimizer")
 BOTH = (False, True)

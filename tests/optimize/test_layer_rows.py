@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from milpplan.optimize.layout import LayoutContext
 from milpplan.optimize.layout.compact_relaxation import CompactRelaxation
 from milpplan.optimize.layout.rank_relaxation import RankRelaxation, rank_choices
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.optimize.space.plan_space import layers_up_to, run_counts, run_positions
+from milpplan.optimize.space.plan_space import layers_up_to, run_counts
 from milpplan.simulation import IntArray, usable_memory_bytes
 from tests.optimize.brute_force import constants
 from tests.optimize.problems import random_problem
@@ -54,8 +53,10 @@ def narrowed(context: LayoutContext, rng: random.Random) -> tuple[LayoutContext,
 
 def runs_of(context: LayoutContext, split: tuple[int, ...]) -> IntArray:
     """Layers of each run in every virtual stage, [J, R]."""
-    ends = np.cumsum((0, *split)).tolist()
-    return np.array([run_positions(context.runs, *pair) for pair in pairwise(ends)])
+    runs = np.repeat(np.arange(len(context.runs)), [count for _, count in context.runs])
+    return np.array(
+        [np.bincount(part, minlength=len(context.runs)) for part in np.split(runs, np.cumsum(split)[:-1])]
+    )
 
 
 @pytest.mark.parametrize("context", SETTINGS)

@@ -354,14 +354,17 @@ def test_one_schedule_stands_for_those_that_are_the_same(
 def test_every_rule_has_an_example() -> None:
     """No rule of the module goes without an example (those that only the space knows are tested by it)."""
     from milpplan.optimize.space import enumerate_layouts as sut
-    from milpplan.optimize.space.rules import STAGE_RULES
+    from milpplan.optimize.space.rules import PAIR_RULES, SCHEDULE_RULES, SPLIT_BACKWARD_RULES, SPLIT_RULES
 
     rules = {
         *sut.DEGREE_RULES,
         *sut.EXPERT_RULES,
         *sut.ORDER_RULES,
         *sut.SEQUENCE_RULES,
-        *STAGE_RULES,
+        *SPLIT_RULES,
+        *SCHEDULE_RULES,
+        *SPLIT_BACKWARD_RULES,
+        *PAIR_RULES,
         *sut.SHARDING_RULES,
     }
     of_the_space = {"layers_split_uniformly", "one_schedule_without_pipeline", "pairs_need_one_node_type"}

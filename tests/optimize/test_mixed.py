@@ -14,7 +14,6 @@ from milpplan.optimize import ClaimedResult, explain
 from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_compute_bounds
 from milpplan.optimize.certify import certify
 from milpplan.optimize.layout import LayoutContext
-from milpplan.optimize.milp.whole_program import solve_monolithic
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Job, NodeGroup, Problem, Space
 from milpplan.simulation import capacities_bytes, cluster_costs, costs_of, rank_capacities, rank_types
@@ -23,6 +22,7 @@ from tests.optimize.brute_force import brute_force, costed_layouts
 from tests.optimize.mixed_problems import mixed_problem, switched_problem, two_types, with_memories
 from tests.optimize.problems import preset
 from tests.optimize.test_optimality import assert_optimal
+from tests.oracles.whole_program import solve_monolithic
 
 
 def check(problem: Problem, backend: str = "auto") -> Layout | None:

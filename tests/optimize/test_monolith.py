@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 import re
 import subprocess
+import sys
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pulp
@@ -21,7 +23,7 @@ from milpplan.optimize.milp.cpsat import MAX_ROW_MAGNITUDE
 from milpplan.optimize.milp.degrees import DEGREES, Degrees, exponents, primes_of
 from milpplan.optimize.milp.program import IntArray, Program, ProgramBuilder
 from milpplan.optimize.milp.solution import Limits, Solution, violations
-from milpplan.optimize.milp.whole_program import monolithic_program, solve_monolithic
+from milpplan.optimize.milp.whole_program import monolithic_program
 from milpplan.optimize.milp.write_program import write_lp, write_mps
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Job, Problem
@@ -29,6 +31,8 @@ from milpplan.simulation import column_value
 from tests.amounts import first, long_but
 from tests.optimize.brute_force import Best, brute_force, naive_layouts
 from tests.optimize.problems import FAMILIES, batch_range, random_problem
+from tests.oracles import whole_program as oracle
+from tests.oracles.whole_program import solve_monolithic
 
 BACKENDS = ("cpsat", "cbc", "highs")
 
@@ -128,8 +132,9 @@ class Liar:
 
 def test_a_wrong_proof_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A solver that wrongly proves plans away is contradicted by the witness, whose plans then count."""
-    monkeypatch.setitem(backends.BACKENDS, "liar", Liar)
-    monkeypatch.setitem(whole_program.WITNESSES, "liar", "cpsat")
+    monkeypatch.setitem(sys.modules, "milpplan.optimize.milp.liar", SimpleNamespace(Liar=Liar))
+    monkeypatch.setitem(backends.BACKENDS, "liar", "Liar")
+    monkeypatch.setitem(oracle.WITNESSES, "liar", "cpsat")
     for seed in range(600, 604):
         assert_monolith_is_right(*enumerated(seed), "liar")
 

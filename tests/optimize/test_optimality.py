@@ -13,7 +13,6 @@ from milpplan import Plan, PlanResult, SolveOptions, fixed, simulate, solve
 from milpplan.errors import InvalidInputError
 from milpplan.optimize import DEFAULT_GAP, ClaimedResult
 from milpplan.optimize.certify import certify
-from milpplan.optimize.milp.whole_program import solve_monolithic
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Problem, Range
 from milpplan.simulation.layout_costs import layout_costs
@@ -36,6 +35,7 @@ from tests.optimize.problems import (
     with_margin,
     with_memory,
 )
+from tests.oracles.whole_program import solve_monolithic
 
 BACKENDS = ("cpsat", "cbc", "highs")
 EXACT = 0.0

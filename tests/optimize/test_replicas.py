@@ -15,7 +15,6 @@ from milpplan.explain.why_not import WORDS
 from milpplan.optimize import ClaimedResult, refusing_rules
 from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
 from milpplan.optimize.certify import certify
-from milpplan.optimize.milp.whole_program import solve_monolithic
 from milpplan.optimize.space import rules
 from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space
 from milpplan.optimize.space.rules import ALL_REPLICA_RULES, num_shares
@@ -32,6 +31,7 @@ from tests.optimize.replica_problems import (
     together,
 )
 from tests.optimize.test_optimality import assert_optimal
+from tests.oracles.whole_program import solve_monolithic
 
 
 def check(problem: Problem, backend: str = "auto") -> Layout | None:

@@ -22,7 +22,8 @@ from milpplan.problem import (
 )
 from milpplan.simulation import simulate
 from milpplan.simulation.layers import Part, Phase, layer_activations, layer_parameters, layer_seconds
-from milpplan.simulation.layers.recurrence import scan_bytes, scan_flops, scan_s, widths
+from milpplan.simulation.layers.parameters import scan_flops, widths
+from milpplan.simulation.layers.recurrence import scan_bytes, scan_s
 from milpplan.simulation.network import collectives
 from milpplan.simulation.packed_sequences import sequence_cores
 from milpplan.simulation.states import local_layer_parameters

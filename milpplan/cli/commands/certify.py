@@ -44,7 +44,7 @@ from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.milp.write_program import WRITERS, write_mps
 from milpplan.optimize.objective import has_one_step_time, objective_per_second, printed_unit
 from milpplan.optimize.records import Check, FastestPlan, SolverWork, Status, TargetPrice, Verdict
-from milpplan.optimize.solve import margin_price_gap, without_margin
+from milpplan.optimize.solve import MARGIN_PRICE_GAP, without_margin
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.layout_space import check_forbidden
 from milpplan.optimize.space.plan_space import in_space
@@ -556,7 +556,7 @@ def _margin_price(
     def is_whole(whole: Problem) -> bool:
         return whole == without_margin(document.problem)
 
-    tolerance = margin_price_gap(claim.tolerance)
+    tolerance = max(claim.tolerance, MARGIN_PRICE_GAP)
     return _price(document.margin_price, is_whole, (document, result, claim, source), tolerance)
 
 

@@ -188,14 +188,6 @@ def _program(
     return linear.least(cost, (linear.Entries.of(*rows), right_sides), (total, np.ones(1)), low, high)
 
 
-def path_bound(
-    stages: StageLoads, num_stages: int, number: int, load: float, first: int | None = None
-) -> PathBound:
-    """Return the bound of ``number`` (or ``first`` to ``number``) micro-batches, highest at ``load``."""
-    window = Window.of(number if first is None else first, number)
-    return best_mixture(stages, num_stages, window, load).bound(stages, load)
-
-
 @dataclass(frozen=True, slots=True)
 class MicroBatchCountRange:
     """Bound of a replica with ``first`` to ``last`` micro-batches (None: any larger number)."""

@@ -11,7 +11,7 @@ No solver is involved: the bounds are sums of integers.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -51,7 +51,7 @@ class SplitBounds:
     stages: list[tuple[bool, bool, int, int]] = field(init=False)
     """Parts of the contents of the virtual stages that no split changes."""
     options: dict[StageContent, tuple[StageOptions, IntArray]] = field(default_factory=dict)
-    menus: dict[tuple[int, StageContent], Menu | None] = field(default_factory=dict)
+    menus: dict[tuple[int, StageContent], Menu] = field(default_factory=dict)
     replays: dict[tuple[int, tuple[StageContent, ...]], IntArray | None] = field(default_factory=dict)
     choices: dict[tuple[int, tuple[StageContent, ...]], npt.NDArray[np.int16]] = field(default_factory=dict)
 
@@ -75,7 +75,11 @@ class SplitBounds:
         ``split``: layers of every virtual stage, [J].
         """
         contents = self._contents(split)
-        total = self._without_memory(contents)
+        # The paths with the shortest choices of all stages, whatever they keep.
+        min_terms = np.empty((len(Term), len(contents)), dtype=np.int64)
+        for stage, content in enumerate(contents):
+            min_terms[:, stage] = self._options(stage, content)[1]
+        total = np.asarray(self.fixed_ns + np.tensordot(self.counts, min_terms, axes=2))
         # Memory comes last, rank by rank while it can decide: it is expensive, and the first ranks hold most.
         for rank, chunks in enumerate(self._by_rank(contents)):
             if int(total.max()) > cutoff_ns:
@@ -87,17 +91,6 @@ class SplitBounds:
                 return cutoff_ns + 1
             total = total + replays
         return min(int(total.max()), cutoff_ns + 1)
-
-    def without_memory_ns(self, split: Sequence[int]) -> int:
-        """Return a lower bound of the step time of a split that ignores memory."""
-        return int(self._without_memory(self._contents(split)).max())
-
-    def _without_memory(self, contents: list[StageContent]) -> IntArray:
-        """Return the lengths of the paths with the shortest choices of all stages, [paths]."""
-        min_terms = np.empty((len(Term), len(contents)), dtype=np.int64)
-        for stage, content in enumerate(contents):
-            min_terms[:, stage] = self._options(stage, content)[1]
-        return np.asarray(self.fixed_ns + np.tensordot(self.counts, min_terms, axes=2))
 
     def shortest(self, split: Sequence[int], counts: IntArray) -> IntArray | None:
         """Return durations [Term, J] whose sum, weighted by ``counts``, is a lower bound over all recompute
@@ -115,7 +108,7 @@ class SplitBounds:
         weights = counts[Term.BACKWARD] + counts[Term.PAIRED_BACKWARD]
         for rank, held in enumerate(self._by_rank(contents)):
             stages = list(self.context.layout.rank_stages[rank])
-            menus = self._menus(rank, held)
+            menus = self._menus(stages, held)
             items = None if menus is None else self._fastest_items(rank, held, menus, weights[stages])
             if menus is None or items is None:
                 return None
@@ -126,16 +119,12 @@ class SplitBounds:
                 durations[Term.PAIRED_BACKWARD, stage] += added
         return durations
 
-    def _weights(self) -> IntArray:
-        """Return how often each path counts a virtual stage's backward, alone or in a pair, [paths, J]."""
-        return np.asarray(self.counts[:, Term.BACKWARD] + self.counts[:, Term.PAIRED_BACKWARD])
-
     def min_backward_ns(self, split: Sequence[int]) -> tuple[int, ...]:
         """Return the minimum summed backward of each rank's chunks over the choices that fit, [P]; for a split
         that is not excluded."""
         ones, minima = np.ones(self.context.layout.vpp, dtype=np.int64), []
         for rank, contents in enumerate(self._by_rank(self._contents(split))):
-            menus = self._menus(rank, contents)
+            menus = self._menus(self.context.layout.rank_stages[rank], contents)
             value: int | None = None
             if menus is not None and math.prod(map(len, menus)) <= MAX_CHOICES:
                 choices = _backwards(menus, self._joint_choices(rank, contents, menus))
@@ -147,9 +136,8 @@ class SplitBounds:
 
     def split_menus(self, split: Sequence[int]) -> list[Menu] | None:
         """Return the menu of every virtual stage of a split, [J]; None where a stage has no choice that fits."""
-        menus = [self._menu(stage, content) for stage, content in enumerate(self._contents(split))]
-        present = [menu for menu in menus if menu is not None]
-        return present if len(present) == len(menus) else None
+        contents = self._contents(split)
+        return self._menus(range(len(contents)), contents)
 
     def _contents(self, split: Sequence[int]) -> list[StageContent]:
         """Return the content of every virtual stage, [J]."""
@@ -165,11 +153,11 @@ class SplitBounds:
         """Return the minimum time beyond each stage's own minimum that each path spends on a rank's backwards for
         lack of memory, [paths] ns; None where nothing fits."""
         stages = list(self.context.layout.rank_stages[rank])
-        menus = self._menus(rank, contents)
+        menus = self._menus(stages, contents)
         if menus is None:
             return None
         # Recomputation lengthens a backward as much in a pair as alone.
-        weights = self._weights()[:, stages]
+        weights = self.counts[:, Term.BACKWARD, stages] + self.counts[:, Term.PAIRED_BACKWARD, stages]
         if math.prod(map(len, menus)) > MAX_CHOICES:
             backwards = self._at_one_moment(rank, menus, weights)
         else:
@@ -225,21 +213,18 @@ class SplitBounds:
             total[inverse == index] = value
         return np.asarray(total)
 
-    def _menus(self, rank: int, contents: tuple[StageContent, ...]) -> list[Menu] | None:
-        """Return the choices of a rank's chunks; None where a chunk has no choice that fits."""
+    def _menus(self, stages: Iterable[int], contents: Sequence[StageContent]) -> list[Menu] | None:
+        """Return the choices of virtual stages; None where a stage has no choice that fits."""
         menus = []
-        for stage, content in zip(self.context.layout.rank_stages[rank], contents, strict=True):
-            menu = self._menu(stage, content)
-            if menu is None:
+        for stage, content in zip(stages, contents, strict=True):
+            if (stage, content) not in self.menus:
+                options, _ = self._options(stage, content)
+                self.menus[stage, content] = useful_items(self.context, stage, content[0], options)
+            menu = self.menus[stage, content]
+            if not len(menu):
                 return None
             menus.append(menu)
         return menus
-
-    def _menu(self, stage: int, content: StageContent) -> Menu | None:
-        if (stage, content) not in self.menus:
-            menu = useful_items(self.context, stage, content[0], self._options(stage, content)[0])
-            self.menus[stage, content] = menu if len(menu) else None
-        return self.menus[stage, content]
 
     def _options(self, stage: int, content: StageContent) -> tuple[StageOptions, IntArray]:
         """Return the recompute choices of a virtual stage, whether they fit or not, and the minimum of each term

@@ -211,10 +211,15 @@ def rounded_layers(context: LayoutContext, layers: FloatArray) -> IntArray:
     """Round fractional layers of each stage, [J], to integers: differences of the rounded running sum, within the
     stage limits."""
     splits = even_splits(context.problem, context.layout)
-    if splits is not None:
-        return _nearest_split(context, splits, layers)
-    total = context.problem.model.num_layers
     min_layers, max_layers = np.array(context.layer_bounds, dtype=np.int64).T
+    if splits is not None:
+        # The allowed split with the minimum summed distance.
+        table = np.array(splits, dtype=np.int64).reshape(-1, context.num_stages)
+        table = table[((table >= min_layers) & (table <= max_layers)).all(axis=1)]
+        if not len(table):
+            return np.zeros(context.num_stages, dtype=np.int64)
+        return np.asarray(table[int(np.abs(table - layers).sum(axis=1).argmin())])
+    total = context.problem.model.num_layers
     whole = np.clip(np.diff(np.rint(np.cumsum(layers)), prepend=0), min_layers, max_layers).astype(np.int64)
     while (missing := total - int(whole.sum())) != 0:
         step = 1 if missing > 0 else -1
@@ -224,16 +229,6 @@ def rounded_layers(context: LayoutContext, layers: FloatArray) -> IntArray:
         furthest = movable[np.argsort(step * (whole - layers)[movable], kind="stable")]
         whole[furthest[: abs(missing)]] += step
     return whole
-
-
-def _nearest_split(context: LayoutContext, splits: tuple[tuple[int, ...], ...], layers: FloatArray) -> IntArray:
-    """Return the allowed split with the minimum summed distance."""
-    table = np.array(splits, dtype=np.int64).reshape(-1, context.num_stages)
-    bounds = np.array(context.layer_bounds)
-    table = table[((table >= bounds[:, 0]) & (table <= bounds[:, 1])).all(axis=1)]
-    if not len(table):
-        return np.zeros(context.num_stages, dtype=np.int64)
-    return np.asarray(table[int(np.abs(table - layers).sum(axis=1).argmin())])
 
 
 @dataclass(slots=True)

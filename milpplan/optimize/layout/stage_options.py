@@ -396,8 +396,23 @@ def recompute_options(
 
 
 def useful_items(context: LayoutContext, stage: int, counts: tuple[int, ...], options: StageOptions) -> Menu:
-    """Return the undominated options of a virtual stage that fit its rank."""
-    return _menu_of(stage, counts, options.take(_useful(context, stage, options)))
+    """Return the undominated options of a virtual stage that fit its rank.
+
+    An option is dominated by another with no longer forward and backward and no more memory.
+    """
+    rows = np.flatnonzero(_fits(context, stage, options))
+    if context.costs.offloads and len(rows):
+        rows = _undominated(context, [options], rows)
+    elif len(rows):
+        kept, transient, backward = options.kept_bytes, options.transient_bytes, options.terms[Term.BACKWARD]
+        rows = rows[np.lexsort((transient[rows], kept[rows], backward[rows]))]
+        best = rows[:1].tolist()
+        # The backward grows along the rows: an earlier row dominates if it needs no more memory of either kind.
+        for row in rows[1:].tolist() if context.layout.vpp > 1 else ():
+            if not ((kept[best] <= kept[row]) & (transient[best] <= transient[row])).any():
+                best.append(row)
+        rows = np.array(best)
+    return _menu_of(stage, counts, options.take(rows))
 
 
 def _menu_of(stage: int, counts: tuple[int, ...], options: StageOptions) -> Menu:
@@ -434,22 +449,6 @@ def _fits(context: LayoutContext, stage: int, options: StageOptions) -> BoolArra
     return np.asarray(fits)
 
 
-def _useful(context: LayoutContext, stage: int, options: StageOptions) -> IntArray:
-    """Return the options that fit and are not dominated by an option with no longer forward and backward and no
-    more memory."""
-    rows = np.flatnonzero(_fits(context, stage, options))
-    if not len(rows):
-        return rows
-    if context.costs.offloads:
-        return _undominated(context, [options], rows)
-    backward = options.terms[Term.BACKWARD, rows]
-    order = np.lexsort((options.transient_bytes[rows], options.kept_bytes[rows], backward))
-    rows = rows[order]
-    if context.layout.vpp == 1:
-        return rows[:1]
-    return _pareto(options, rows)
-
-
 def _undominated(context: LayoutContext, views: Sequence[StageOptions], rows: IntArray) -> IntArray:
     """Return the undominated rows where something is offloaded, so that recomputation may shorten forwards and
     transfers, or where several scenarios price the options.
@@ -470,16 +469,6 @@ def _undominated(context: LayoutContext, views: Sequence[StageOptions], rows: In
         best.append(row)
         # Dominated rows, and the row itself, are marked.
         values[left[(values[row] <= values[left]).all(axis=1)]] = -1
-    return rows[best]
-
-
-def _pareto(options: StageOptions, rows: IntArray) -> IntArray:
-    """Return the rows, sorted by backward, that no earlier row dominates in both kept and transient bytes."""
-    kept, transient = options.kept_bytes[rows], options.transient_bytes[rows]
-    best: list[int] = []
-    for row in range(len(rows)):
-        if not best or not ((kept[best] <= kept[row]) & (transient[best] <= transient[row])).any():
-            best.append(row)
     return rows[best]
 
 

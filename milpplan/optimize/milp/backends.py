@@ -26,24 +26,6 @@ if TYPE_CHECKING:
     from milpplan.optimize import SolveOptions
 
 
-def _cbc() -> Backend:
-    from milpplan.optimize.milp.cbc import CbcBackend
-
-    return CbcBackend()
-
-
-def _cpsat() -> Backend:
-    from milpplan.optimize.milp.cpsat import CpSatBackend
-
-    return CpSatBackend()
-
-
-def _highs() -> Backend:
-    from milpplan.optimize.milp.highs import HighsBackend
-
-    return HighsBackend()
-
-
 _LIBRARIES: Final = (
     "ortools.linear_solver.python.model_builder_helper",
     "ortools.math_opt.core.python.solver",
@@ -61,7 +43,8 @@ def load_solvers() -> None:
         import_module(name)
 
 
-BACKENDS: Final[dict[str, Callable[[], Backend]]] = {"cbc": _cbc, "cpsat": _cpsat, "highs": _highs}
+BACKENDS: Final = {"cbc": "CbcBackend", "cpsat": "CpSatBackend", "highs": "HighsBackend"}
+"""Modules of this folder, which are named as their solvers, and their classes."""
 AUTO: Final = "auto"
 LATE_S: Final = 1.0
 """Seconds after its time limit until which a plug-in is awaited."""
@@ -103,7 +86,8 @@ def backend(name: str) -> Backend:
             f"One of {', '.join(names)} expected.",
             f"Did you mean {close[0]!r}?" if close else "",
         )
-    return BACKENDS[name]()
+    built: Backend = getattr(import_module(f"milpplan.optimize.milp.{name}"), BACKENDS[name])()
+    return built
 
 
 def check_infeasible(program: Program, limits: Limits, solution: Solution) -> Solution:

@@ -11,9 +11,8 @@ its stage menus (``layout_program``); z, the objective above ``base``, in units 
 
 Multiplying the side of every row by the layout's literal puts it under that literal without any big M: where
 layout_l = 0 all x_l are 0 (their one_item_per_stage rows have side layout_l), and the row says 0 >= 0 or z >= 0.
-Every path of a layout bounds its plans, so the program is a relaxation. It is solved, the plan simulated and its
-critical path added, until bound and simulator meet. Items that the exact memory check refuses together, and a plan
-that only rounding lets through, are forbidden by name.
+Every path of a layout bounds its plans, so the program is a relaxation, and more critical paths tighten it. Items
+that the exact memory check refuses together, and a plan that only rounding lets through, are forbidden by name.
 
 Every legal layout has its own rows, so nothing but the program is trusted: it is the oracle of ``block_program``,
 whose blocks make it short, and of ``solve``.
@@ -29,16 +28,13 @@ from math import ceil, floor, lcm
 
 import numpy as np
 
-from milpplan.errors import InvalidInputError, SolverError
+from milpplan.errors import InvalidInputError
 from milpplan.optimize.layout import LayoutContext, LayoutProgram, analytic_paths, stage_menu
 from milpplan.optimize.layout.layout_program import RESOLUTION, SLACK_UNITS
 from milpplan.optimize.layout.rounding import Choice, best_choice, rank_costs
 from milpplan.optimize.layout.stage_options import Menu
-from milpplan.optimize.milp.backends import backend as backend_named
 from milpplan.optimize.milp.degrees import Degrees
 from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, Program, ProgramBuilder, Rows
-from milpplan.optimize.milp.solution import Backend, Limits
-from milpplan.optimize.records import Status
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Plan, Problem
 from milpplan.simulation import IntArray, LayoutColumns, cluster_costs, usable_memory_bytes
@@ -53,9 +49,6 @@ Item = tuple[int, tuple[int, ...], int, int]
 """(stage, layers of each run, full, selective): identifies an item when a menu shrinks."""
 MAX_LAYOUTS = 400
 MAX_ITEMS = 60_000
-MAX_PROGRAMS = 400
-WITNESSES = {"highs": "cpsat", "cbc": "cpsat", "cpsat": "cbc", "auto": "cbc"}
-"""Solver that proves the last bound again; CP-SAT where a plug-in proved it."""
 
 
 @dataclass(slots=True)
@@ -263,22 +256,6 @@ def under_literal(rows: Rows, to_whole: IntArray, literal: int, suffix: str) -> 
     )
 
 
-@dataclass(frozen=True, slots=True)
-class WholeProgramResult:
-    """Result of the whole program.
-
-    ``step_time_ns`` and ``bound_ns`` are step times, times largest batch / batch where the batch may vary.
-    ``program`` is the last program; ``iterations`` the number of programs solved.
-    """
-
-    status: Status
-    step_time_ns: float | None
-    bound_ns: float | None
-    plan: Plan | None
-    program: Program
-    iterations: int
-
-
 def monolithic_program(problem: Problem, max_layouts: int = MAX_LAYOUTS) -> Program:
     """Return the program with the analytic paths and those of balanced plans, for export.
 
@@ -287,31 +264,16 @@ def monolithic_program(problem: Problem, max_layouts: int = MAX_LAYOUTS) -> Prog
     Raises:
         InvalidInputError: the problem is too large, or the program does not cover it.
     """
-    monolith = _WholeProgram.of(problem, max_layouts)
+    monolith = WholeProgram.of(problem, max_layouts)
     if monolith.value is not None:
         monolith.cutoff = monolith.value
     return monolith.program()
 
 
-def solve_monolithic(
-    problem: Problem, backend: str = "highs", gap: float = 1e-4, max_layouts: int = MAX_LAYOUTS
-) -> WholeProgramResult:
-    """Solve a small problem as one program; ``gap`` 0 proves the optimum to the nanosecond.
-
-    The bound that decides is proved by two solvers (``WITNESSES``); where they differ the better plan counts.
-
-    Raises:
-        InvalidInputError: the problem is too large, or the program does not cover it.
-        SolverError: an answer fails its exact re-check.
-    """
-    solver, witness = backend_named(backend), backend_named(WITNESSES.get(backend, "cpsat"))
-    return _WholeProgram.of(problem, max_layouts).solve(solver, witness, gap)
-
-
 @dataclass(slots=True)
-class _WholeProgram:
-    """State of the iteration. ``value`` and ``bound`` are objectives; different objectives are at least ``grain``
-    apart."""
+class WholeProgram:
+    """The program's layouts, and the incumbent ``plan`` with the objective ``value``; different objectives are at
+    least ``grain`` apart."""
 
     problem: Problem
     columns: LayoutColumns
@@ -321,53 +283,21 @@ class _WholeProgram:
     """Only plans at or below it are searched."""
     value: Fraction | None = None
     plan: Plan | None = None
-    bound: Fraction = Fraction(0)
     base: int = 0
     unit: int = 1
 
     @staticmethod
-    def of(problem: Problem, max_layouts: int) -> _WholeProgram:
+    def of(problem: Problem, max_layouts: int) -> WholeProgram:
         """Make the menus and first paths of every layout, and a first incumbent."""
         columns = layout_space(problem).columns
         _require_small(problem, len(columns), max_layouts)
         blocks = _blocks(problem, columns)
         grain = Fraction(1, lcm(*(block.weight.denominator for block in blocks)))
         cutoff = max((block.objective_upper_bound() for block in blocks), default=Fraction(0))
-        monolith = _WholeProgram(problem, columns, blocks, grain, cutoff)
+        monolith = WholeProgram(problem, columns, blocks, grain, cutoff)
         for block in blocks:
             monolith._balanced(block)
         return monolith
-
-    def solve(self, solver: Backend, witness: Backend, gap: float) -> WholeProgramResult:
-        """Solve programs until bound and simulator meet, and a second solver proves the bound."""
-        for iteration in range(1, MAX_PROGRAMS + 1):
-            program = self.program()
-            if not any(block.program for block in self.blocks):
-                self.bound = self.cutoff + self.grain
-                return self._result(program, iteration - 1, closed=True)
-            proved = self._learn_from(solver, program)
-            if self._closed(proved, gap):
-                self.bound = min(proved, self._learn_from(witness, program))
-                if self._closed(self.bound, gap):
-                    return self._result(program, iteration, closed=True)
-        return self._result(self.program(), MAX_PROGRAMS, closed=False)
-
-    def _closed(self, bound: Fraction, gap: float) -> bool:
-        """Return True if the bound proves the incumbent within the gap, or that there is no plan."""
-        if self.value is None:
-            return bound > self.cutoff
-        return self.value - bound <= Fraction(gap) * self.value
-
-    def _learn_from(self, solver: Backend, program: Program) -> Fraction:
-        """Solve, learn from the answer, and return the bound on all plans that it proves."""
-        above_cutoff = self.cutoff + self.grain
-        solution = solver.solve(program, Limits())
-        if solution.status == "infeasible":
-            return above_cutoff
-        if solution.status != "optimal" or solution.values is None or solution.bound is None:
-            raise SolverError(f"{solution.backend} answered {solution.raw_status} without a limit.")
-        self._learn(program, np.asarray(solution.values, dtype=np.int64))
-        return min(Fraction(self.base + self.unit * ceil(solution.bound - 1e-6)), above_cutoff)
 
     def program(self) -> Program:
         """Build the whole program, in units as fine as the row magnitudes allow."""
@@ -400,29 +330,7 @@ class _WholeProgram:
         built = builder.build()
         return built.with_rows(Rows.concatenate(parts)) if parts else built
 
-    def _learn(self, program: Program, values: IntArray) -> None:
-        """Simulate the plan of an answer: add a path, an incumbent, or a forbidden combination."""
-        block, choice = self._decoded(program, values)
-        assert block.program is not None
-        layout, rank = block.context.layout, block.program.overfull_rank(choice)
-        if rank is not None:
-            block.forbid(choice, layout.rank_stages[rank])
-            return
-        path, step = block.simulate(choice)
-        is_new = block.program.add_path(path)
-        if not self._offer(block, choice, step) and not is_new:
-            block.forbid(choice, range(layout.num_virtual_stages))
-
-    def _decoded(self, program: Program, values: IntArray) -> tuple[LayoutBlock, Choice]:
-        """Return the chosen layout and its items; the degrees must be those of the layout."""
-        chosen = dict(zip(program.variable_names, values.tolist(), strict=True))
-        (block,) = [block for block in self.blocks if chosen[f"layout[{block.number}]"] == 1]
-        assert block.program is not None
-        for name in ("num_gpus", "tp", "cp", "pp", "dp", "ep", "etp", "vpp", "micro_batch_size"):
-            assert chosen[name] == getattr(block.context.layout, name), f"{name} is not that of the layout"
-        return block, block.choice(values)
-
-    def _offer(self, block: LayoutBlock, choice: Choice, step_time_ns: int) -> bool:
+    def offer(self, block: LayoutBlock, choice: Choice, step_time_ns: int) -> bool:
         """Make a plan that fits the incumbent if it is better. Returns True if so."""
         value = step_time_ns * block.weight
         if block.program is None or (self.value is not None and value >= self.value):
@@ -442,14 +350,7 @@ class _WholeProgram:
         path, step = block.simulate(choice)
         block.program.add_path(path)
         if block.program.overfull_rank(choice) is None:
-            self._offer(block, choice, step)
-
-    def _result(self, program: Program, iterations: int, closed: bool) -> WholeProgramResult:
-        if self.value is None:
-            status: Status = "infeasible" if closed else "no_solution_found"
-            return WholeProgramResult(status, None, None, None, program, iterations)
-        status, bound = "optimal" if closed else "feasible", float(min(self.bound, self.value))
-        return WholeProgramResult(status, float(self.value), bound, self.plan, program, iterations)
+            self.offer(block, choice, step)
 
 
 def _require_small(problem: Problem, num_layouts: int, max_layouts: int) -> None:

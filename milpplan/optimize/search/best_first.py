@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 
 import numpy as np
@@ -264,6 +265,8 @@ class Search:
     scenarios: Scenarios | None = None
     explored: ExploredLayouts = field(init=False)
     """Layouts that are looked at one by one, and the groups that are not."""
+    costs_of: Callable[[LayoutColumns], SearchTable] = field(init=False)
+    """Computes the constants of layouts, in every scenario."""
     cost_cache: CostCache = field(init=False)
     step_tables: tuple[KnownTables, ...] = field(init=False)
     """Cost constants by scenario."""
@@ -271,11 +274,8 @@ class Search:
     def __post_init__(self) -> None:
         self.explored = ExploredLayouts(self.problem, self.whole, self.context)
         problems = (self.problem,) if self.scenarios is None else self.scenarios.problems
+        self.costs_of = partial(cluster_costs, self.problem) if self.scenarios is None else self.scenarios.table
         self.cost_cache, self.step_tables = CostCache(self.costs_of), tuple(map(KnownTables, problems))
-
-    def costs_of(self, columns: LayoutColumns) -> SearchTable:
-        """Compute the constants of layouts, in every scenario."""
-        return cluster_costs(self.problem, columns) if self.scenarios is None else self.scenarios.table(columns)
 
     def open(self, groups: IntArray) -> None:
         """Explore the layouts of some groups one by one."""
@@ -297,12 +297,6 @@ class Search:
         if capacity <= 0:
             return np.zeros(0, dtype=np.int64)
         return self.explored.closed.first(self.threshold(), min(layouts, capacity), self.context.out_of_time)
-
-    def _any_left(self) -> bool:
-        """Return True if layouts without detailed bounds may improve the incumbent."""
-        rows = self.open_rows[~self.explored.detailed[self.open_rows]]
-        below = (self.explored.values(rows) < self.threshold()).any()
-        return bool(below) or self.explored.closed.closed_below(self.threshold()) > 0
 
     def _next(self, size: int) -> IntArray:
         """Return the ``size`` layouts with the smallest bounds among those without detailed bounds; open groups
@@ -373,9 +367,12 @@ class Search:
                 break
             self._bound(np.sort(rows))
             size = min(CHUNK, CHUNK_GROWTH * size)
-            if uniform and not self._any_left():
-                # All plans are simulated in their order from here on.
-                break
+            if uniform:
+                rows = self.open_rows[~self.explored.detailed[self.open_rows]]
+                any_open = (self.explored.values(rows) < self.threshold()).any()
+                if not any_open and not self.explored.closed.closed_below(self.threshold()):
+                    # All plans are simulated in their order from here on.
+                    break
             self.simulate_uniform_plans(FIRST_PLANS)
 
     def is_over(self) -> bool:
@@ -392,13 +389,6 @@ class Search:
         return min(
             float(self.explored.values(self.open_rows).min(initial=self.rest_bound)), self.explored.closed.bound
         )
-
-    def _narrow(self) -> None:
-        """Drop open layouts that cannot improve the incumbent: there may be millions of them."""
-        values = self.explored.values(self.open_rows)
-        keep = values < self.threshold()
-        self.rest_bound = float(values[~keep].min(initial=self.rest_bound))
-        self.open_rows = self.open_rows[keep]
 
     def prune_record(self) -> PruneRecord:
         """Return every layout's bound and what decided it."""
@@ -430,7 +420,11 @@ class Search:
         self.offered = with_plan(self.offered, value, plan)
         if value < self.best_value:
             self.best = (value, plan)
-            self._narrow()
+            # Open layouts that cannot improve the incumbent are dropped: there may be millions of them.
+            values = self.explored.values(self.open_rows)
+            keep = values < self.threshold()
+            self.rest_bound = float(values[~keep].min(initial=self.rest_bound))
+            self.open_rows = self.open_rows[keep]
             self.note(force=True)
 
     def note(self, force: bool = False, tell: bool = True) -> None:

@@ -45,7 +45,6 @@ from milpplan.optimize.search.layout_tasks import (
 )
 from milpplan.parallel import WorkerProcess, can_start, usable_cpus
 from milpplan.problem import Layout, Problem
-from milpplan.simulation import IntArray
 
 Entry = tuple[float, int, int]
 """(lower bound of the objective, position in the queue, row); a bound of -infinity puts the layout first."""
@@ -460,8 +459,13 @@ class BranchPhase:
         search = self.search
         self._queue()
         branched = (search.explored.space.vpp_of(search.queue) > 1) & any_chunks
-        relaxed = search.queue[~branched]
-        rows = (self._roomiest_too(relaxed) if search.first_only else relaxed).tolist()
+        queue = search.queue[~branched]
+        if search.first_only:
+            # In turn with the layouts in the order of their memory.
+            roomiest = queue[np.argsort(search.explored.memory[queue], kind="stable")]
+            both = np.stack([queue, roomiest], axis=1).ravel()
+            queue = both[np.sort(np.unique(both, return_index=True)[1])]
+        rows = queue.tolist()
         for position, row in enumerate(rows, 1):
             if search.is_over() or (search.first_only and self.solver.counters.work_s > FIRST_PLAN_WORK_S):
                 return
@@ -496,13 +500,6 @@ class BranchPhase:
                 if result.fate == "open" and self._value(result.row) >= search.threshold():
                     search.explored.fates[result.row] = FATES.index("solved")
                 search.note()
-
-    def _roomiest_too(self, rows: IntArray) -> IntArray:
-        """Return the layouts in the order of their bounds, interleaved with the layouts in the order of their
-        memory."""
-        roomiest = rows[np.argsort(self.search.explored.memory[rows], kind="stable")]
-        both = np.stack([rows, roomiest], axis=1).ravel()
-        return np.asarray(both[np.sort(np.unique(both, return_index=True)[1])])
 
     def _queue(self) -> None:
         """Fill the search's queue with its open layouts, smallest bound first."""

@@ -87,14 +87,8 @@ class ComputeGroups:
     @staticmethod
     def joined(parts: Sequence[ComputeGroups]) -> ComputeGroups:
         """Concatenate the groups of several sets of blocks of a space."""
-        return ComputeGroups(
-            parts[0].space,
-            parts[0].alike,
-            np.concatenate([part.block for part in parts]),
-            np.concatenate([part.switch for part in parts]),
-            np.concatenate([part.stage for part in parts]),
-            np.concatenate([part.bounds_ns for part in parts]),
-        )
+        columns = zip(*((part.block, part.switch, part.stage, part.bounds_ns) for part in parts), strict=True)
+        return ComputeGroups(parts[0].space, parts[0].alike, *map(np.concatenate, columns))
 
     def sizes(self, groups: IntArray) -> IntArray:
         """Return the number of layouts of some groups; an upper bound where the space does not keep all of its
@@ -340,7 +334,13 @@ class ClosedLayouts:
                 if self.state.groups.sizes(chosen).sum() >= layouts
                 else threshold
             )
-            blocks = self._next_blocks(np.flatnonzero(self.state.block_values < min(last, threshold)))
+            blocks = np.flatnonzero(self.state.block_values < min(last, threshold))
+            if len(blocks):
+                # Within the budget.
+                order = blocks[np.argsort(self.state.block_values[blocks], kind="stable")]
+                ends = np.cumsum(self.num_groups[order])
+                capacity = min(self.budget.groups_at_once, self.budget.groups - len(self.state.values))
+                blocks = np.sort(order[: np.searchsorted(ends, capacity, side="right")])
             if not self._split_blocks(blocks, stop):
                 return chosen
             chosen = self._chosen(threshold, layouts)
@@ -354,15 +354,6 @@ class ClosedLayouts:
         order = below[np.argsort(self.state.values[below], kind="stable")]
         count = int(np.searchsorted(np.cumsum(self.state.groups.sizes(order)), layouts)) + 1
         return np.sort(order[:count])
-
-    def _next_blocks(self, blocks: IntArray) -> IntArray:
-        """Return the blocks to split next: smallest bounds first, within the budget."""
-        if not len(blocks):
-            return blocks
-        order = blocks[np.argsort(self.state.block_values[blocks], kind="stable")]
-        ends = np.cumsum(self.num_groups[order])
-        capacity = min(self.budget.groups_at_once, self.budget.groups - len(self.state.values))
-        return np.sort(order[: np.searchsorted(ends, capacity, side="right")])
 
     def _split_blocks(self, blocks: IntArray, stop: Stop | None) -> bool:
         """Make the groups of some blocks until time is up. Returns True if there were any blocks."""

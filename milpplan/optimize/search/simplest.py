@@ -156,12 +156,14 @@ class _Choice:
         rows = np.flatnonzero((values <= self.limit) & (uniform <= NEAR * self.limit))
         rows = rows[np.argsort(values[rows], kind="stable")][:CONSIDERED]
         pooled = {plan.layout for _, plan in self.search.offered}
-        layouts = ((row, explored.space.at(row)) for row in rows.tolist())
-        candidates = [
-            (simplicity(_without_recomputation(self.search.problem.model.num_layers, layout), self.untested), row)
-            for row, layout in layouts
-            if layout not in pooled and not layout.replica_micro_batches
-        ]
+        layers, candidates = self.search.problem.model.num_layers, []
+        for row in rows.tolist():
+            layout = explored.space.at(row)
+            if layout not in pooled and not layout.replica_micro_batches:
+                # Layouts are compared by plans that recompute nothing.
+                rest = (VirtualStage(layers=(layers, layers)),) * (layout.num_virtual_stages - 1)
+                plan = Plan(layout=layout, virtual_stages=(VirtualStage(layers=(0, layers)), *rest))
+                candidates.append((simplicity(plan, self.untested), row))
         for order, row in sorted(candidates):
             if self._is_done(order):
                 return
@@ -205,9 +207,3 @@ class _Choice:
         if start is not None:
             limit_ns = self.limit / float(search.explored.weights[row])
             yield local_search_if_promising(context, start, limit_ns, search.context.deadline)
-
-
-def _without_recomputation(num_layers: int, layout: Layout) -> Plan:
-    """Return a plan of a layout that recomputes nothing, to compare layouts by their simplicity."""
-    rest = (VirtualStage(layers=(num_layers, num_layers)),) * (layout.num_virtual_stages - 1)
-    return Plan(layout=layout, virtual_stages=(VirtualStage(layers=(0, num_layers)), *rest))

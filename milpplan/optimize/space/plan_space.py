@@ -70,15 +70,6 @@ def model_runs(problem: Problem) -> tuple[tuple[int, int], ...]:
     return tuple(runs)
 
 
-def run_positions(runs: tuple[tuple[int, int], ...], first: int, last: int) -> tuple[int, ...]:
-    """Return the layers of each run among the model's layers from ``first`` up to ``last``."""
-    counts, start = [], 0
-    for _, length in runs:
-        counts.append(max(0, min(last, start + length) - max(first, start)))
-        start += length
-    return tuple(counts)
-
-
 def layers_up_to(bounds: Sequence[tuple[int, int]], total: int) -> tuple[IntArray, IntArray]:
     """Return the minimum layers of the virtual stages up to each stage together, and from each stage on, [J].
 

@@ -341,9 +341,6 @@ PAIR_RULES: dict[str, Rule] = {
 PyTorch's ScheduleDualPipeV refuse fewer micro-batches than there are virtual stages. Bounds of mixed clusters
 ignore pairs."""
 
-STAGE_RULES = SPLIT_RULES | SCHEDULE_RULES | SPLIT_BACKWARD_RULES | PAIR_RULES
-"""All rules of stages, to look them up by name."""
-
 
 def schedule_rules(problem: Problem) -> dict[str, Rule]:
     """Return the rules that read the schedule."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from milpplan.errors import InvalidInputError
 from milpplan.problem import (
-    HardwareSpec,
     ModelSpec,
     hardware_names,
     load_hardware,
@@ -24,6 +23,7 @@ from milpplan.units import count_text, gib_text, percent_text
 
 if TYPE_CHECKING:
     from milpplan.optimize.milp.solver_self_test import SelfTestResult
+    from milpplan.problem import HardwareSpec
 
 
 def model_table() -> Table:
@@ -103,22 +103,18 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-MODEL_MARKS = frozenset(
-    {"model_type", "architectures", "text_config", *ModelSpec.model_fields} - {*HardwareSpec.model_fields}
-)
-"""Keys that only a description of a model has."""
-HARDWARE_MARKS = frozenset({"base", *HardwareSpec.model_fields} - {*ModelSpec.model_fields})
-"""Keys that only a description of hardware has."""
-
-
 def _read(name: str, ignore: Collection[str]) -> ModelSpec | HardwareSpec:
     """Read a file as the kind of description that its keys indicate.
 
     Raises:
         InvalidInputError: the file cannot be read, or has keys of neither kind or of both.
     """
+    from milpplan.problem import HardwareSpec
+
     keys = file_keys(name)
-    model, hardware = sorted(keys & MODEL_MARKS), sorted(keys & HARDWARE_MARKS)
+    of_model, of_hardware = {*ModelSpec.model_fields}, {"base", *HardwareSpec.model_fields}
+    model = sorted(keys & {"model_type", "architectures", "text_config", *(of_model - of_hardware)})
+    hardware = sorted(keys & (of_hardware - of_model))
     if len(model) == len(hardware):
         seen = f"keys of both: {', '.join(model)}, and {', '.join(hardware)}" if model else "keys of neither"
         raise InvalidInputError(

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         padded_vocab_size,
         total_parameters,
         trained_parameters,
+        widths,
     )
     from milpplan.simulation.layers.shard import Shard
     from milpplan.simulation.layers.terms import EXPOSED, ONCE, Part, Phase, Term

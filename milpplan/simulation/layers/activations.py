@@ -43,7 +43,7 @@ from milpplan.simulation.layers.layer_time import (
     routed_rows,
     up_outputs,
 )
-from milpplan.simulation.layers.parameters import padded_vocab_size
+from milpplan.simulation.layers.parameters import padded_vocab_size, widths
 from milpplan.simulation.layers.shard import BF16_BYTES, FP32_BYTES, Shard
 from milpplan.simulation.layers.sparse_attention import (
     indexer_input_bytes,
@@ -206,7 +206,7 @@ def _attention(shard: Shard, kind: LayerRun) -> tuple[FloatArray, FloatArray]:
         return np.zeros_like(tokens), np.zeros_like(tokens)
     if isinstance(attention, LinearRecurrence):
         # The gated norm's output is the input of a product.
-        output = _input_bytes(shard.problem) * tokens * recurrence.widths(attention).values / tp
+        output = _input_bytes(shard.problem) * tokens * widths(attention).values / tp
         kept = BF16_BYTES * tokens * recurrence.kept_elements(attention) / tp + output
         return kept, output if job.attention_kernel == "flash" else np.zeros_like(tokens)
     heads = attention.num_attention_heads / tp
@@ -353,7 +353,7 @@ def _deferred_attention(shard: Shard, kind: LayerRun) -> FloatArray:
     if isinstance(attention, NoBlock):
         return np.zeros_like(tokens)
     if isinstance(attention, LinearRecurrence):
-        width = recurrence.widths(attention)
+        width = widths(attention)
         saved = (element * width.projected + BF16_BYTES * width.values) / shard.tp
         return _column_input(shard) + _row_gradient(shard) + tokens * saved
     heads, trains = attention.num_attention_heads / shard.tp, shard.trains

@@ -15,29 +15,27 @@ FLOPs serve utilisation figures only; ``milpplan.simulation.layers.layer_time`` 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Literal
 
 from milpplan.problem import (
     GroupedQueryAttention,
     LatentAttention,
     LayerRun,
     LinearRecurrence,
-    Lora,
     MixtureOfExperts,
     ModelSpec,
     NoBlock,
-    Problem,
 )
 from milpplan.problem.model import Mixer, Mlp
-from milpplan.simulation.layers import recurrence
-from milpplan.simulation.layers.kernels import average_keys
-from milpplan.simulation.layers.sparse_attention import indexer_matrix_parameters
 
-IntOrArray = int | NDArray[np.integer[Any]]
-FloatOrArray = float | NDArray[np.floating[Any]]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from milpplan.problem import Lora, Problem
+
+    IntOrArray = int | NDArray[np.integer[Any]]
+    FloatOrArray = float | NDArray[np.floating[Any]]
 
 VOCAB_ROWS_PER_RANK = 128
 """Divisor of the embedding rows of a tp rank (Megatron's ``--make-vocab-size-divisible-by``)."""
@@ -118,14 +116,54 @@ def _latent_attention(hidden: int, attention: LatentAttention) -> LayerParameter
     )
 
 
+def indexer_matrix_parameters(hidden: int, attention: LatentAttention) -> int:
+    """Count the indexer's matrices for queries, keys and weights of heads: ``rq*H*d + h*(d + H)``."""
+    indexer = attention.indexer
+    assert indexer is not None
+    assert attention.q_lora_rank is not None
+    queries = attention.q_lora_rank * indexer.index_n_heads * indexer.index_head_dim
+    return queries + hidden * (indexer.index_head_dim + indexer.index_n_heads)
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """Widths of a recurrence's tensors in elements a token, over all heads."""
+
+    keys: int
+    """Keys, and queries as wide as they."""
+    values: int
+    """Values, gate and output."""
+    gates: int
+    """Decays, and strengths of a delta rule: a number each for every value head."""
+
+    @property
+    def convolved(self) -> int:
+        """Queries, keys and values."""
+        return 2 * self.keys + self.values
+
+    @property
+    def projected(self) -> int:
+        """Output of the input projection."""
+        return self.convolved + self.values + self.gates
+
+
+def widths(mixer: LinearRecurrence) -> Widths:
+    """Return the widths of a recurrence."""
+    return Widths(
+        keys=mixer.num_key_heads * mixer.key_head_dim,
+        values=mixer.num_value_heads * mixer.value_head_dim,
+        gates=mixer.num_value_heads * (2 if mixer.update == "delta" else 1),
+    )
+
+
 def _linear_recurrence(hidden: int, mixer: LinearRecurrence) -> LayerParameters:
     """Count the projections, the convolution, decays (with their biases, and skips of Mamba-2) and the gated norm.
 
-    ``h*p + v*h + conv*kernel + 2 or 3 a``, with p and v the widths of ``recurrence.Widths`` and a value heads. The
+    ``h*p + v*h + conv*kernel + 2 or 3 a``, with p and v the widths of ``Widths`` and a value heads. The
     norm has v weights in Mamba-2, and in a delta rule the width of a head. Source: transformers 5.23.0,
     ``Qwen3NextGatedDeltaNet``, ``NemotronHMamba2Mixer``.
     """
-    width = recurrence.widths(mixer)
+    width = widths(mixer)
     divided = hidden * (width.projected + width.values) + width.convolved * (mixer.conv_kernel + mixer.conv_bias)
     divided += mixer.bias * width.projected
     copied = mixer.bias * hidden
@@ -255,6 +293,9 @@ def _matrix_shapes(
             shapes["q_a_proj"] = hidden, attention.q_lora_rank, ""
             shapes["q_b_proj"] = attention.q_lora_rank, heads * query, "outputs"
     else:
+        # NumPy takes long to import, and counts of whole models do without.
+        import numpy as np
+
         # Key and value heads fewer than tp are copied.
         copies = np.maximum(attention.num_key_value_heads / tp, 1.0)
         shapes = {
@@ -349,6 +390,19 @@ def padded_vocab_size(model_vocab: IntOrArray, tp: IntOrArray) -> IntOrArray:
     return -(-model_vocab // multiple) * multiple
 
 
+def scan_flops(mixer: LinearRecurrence) -> float:
+    """Count the FLOPs a token of a scan's forward, over all heads; a backward has twice as many.
+
+    Delta rule, for every value head: 6 C K for K K', Q K' and T K; 4 C V for T V and (Q K') V; 6 K V for the
+    state's update and two reads. Mamba-2: 2 C N for every group, 2 C P + 4 N P for every head.
+    """
+    heads, chunk = mixer.num_value_heads, mixer.chunk_size
+    key, value = mixer.key_head_dim, mixer.value_head_dim
+    if mixer.update == "delta":
+        return heads * (6.0 * chunk * key + 4.0 * chunk * value + 6.0 * key * value)
+    return 2.0 * mixer.num_key_heads * chunk * key + heads * (2.0 * chunk * value + 4.0 * key * value)
+
+
 def model_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
     """Count the forward and backward FLOPs of a token: 6 per multiplying parameter, and causal attention.
 
@@ -360,11 +414,14 @@ def model_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
     An indexer has no gradient of its inputs, scores all keys forward and has gradients of the selected keys alone;
     the attention to these keys is that of latent keys and values (``sparse_attention``).
     """
+    # Kernels import NumPy, and counts of parameters do without.
+    from milpplan.simulation.layers.kernels import average_keys
+
     attention = 0.0
     for run in model.layers:
         dims = run.attention
         if isinstance(dims, LinearRecurrence):
-            attention += run.count * 3 * recurrence.scan_flops(dims)
+            attention += run.count * 3 * scan_flops(dims)
         if isinstance(dims, LinearRecurrence | NoBlock):
             continue
         heads = dims.num_attention_heads

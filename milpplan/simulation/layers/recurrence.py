@@ -11,13 +11,12 @@ and of state-spaces/mamba ops/triton/ssd_combined.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from milpplan.problem import Accelerator, LinearRecurrence
 from milpplan.simulation import FloatArray
 from milpplan.simulation.layers.kernels import Numbers
+from milpplan.simulation.layers.parameters import scan_flops, widths
 from milpplan.simulation.layers.shard import BF16_BYTES, Shard, linear_pair
 from milpplan.simulation.layers.terms import Part, Phase, Tally
 from milpplan.simulation.network import call_s, collectives, placement
@@ -32,50 +31,6 @@ backwards nor the training kernels of Mamba-2 were measured.
 """
 CHUNK_S = 2e-6
 """Seconds from one chunk's state to the next, a head's chunks following one another; fitted as above."""
-
-
-@dataclass(frozen=True, slots=True)
-class Widths:
-    """Widths of a recurrence's tensors in elements a token, over all heads."""
-
-    keys: int
-    """Keys, and queries as wide as they."""
-    values: int
-    """Values, gate and output."""
-    gates: int
-    """Decays, and strengths of a delta rule: a number each for every value head."""
-
-    @property
-    def convolved(self) -> int:
-        """Queries, keys and values."""
-        return 2 * self.keys + self.values
-
-    @property
-    def projected(self) -> int:
-        """Output of the input projection."""
-        return self.convolved + self.values + self.gates
-
-
-def widths(mixer: LinearRecurrence) -> Widths:
-    """Return the widths of a recurrence."""
-    return Widths(
-        keys=mixer.num_key_heads * mixer.key_head_dim,
-        values=mixer.num_value_heads * mixer.value_head_dim,
-        gates=mixer.num_value_heads * (2 if mixer.update == "delta" else 1),
-    )
-
-
-def scan_flops(mixer: LinearRecurrence) -> float:
-    """Count the FLOPs a token of a scan's forward, over all heads; a backward has twice as many.
-
-    Delta rule, for every value head: 6 C K for K K', Q K' and T K; 4 C V for T V and (Q K') V; 6 K V for the
-    state's update and two reads. Mamba-2: 2 C N for every group, 2 C P + 4 N P for every head.
-    """
-    heads, chunk = mixer.num_value_heads, mixer.chunk_size
-    key, value = mixer.key_head_dim, mixer.value_head_dim
-    if mixer.update == "delta":
-        return heads * (6.0 * chunk * key + 4.0 * chunk * value + 6.0 * key * value)
-    return 2.0 * mixer.num_key_heads * chunk * key + heads * (2.0 * chunk * value + 4.0 * key * value)
 
 
 def scan_bytes(mixer: LinearRecurrence) -> tuple[float, float]:

@@ -91,15 +91,6 @@ def sparse_core_s(
     return forward + traffic / accelerator.memory_rate_bytes_per_s, backward
 
 
-def indexer_matrix_parameters(hidden: int, attention: LatentAttention) -> int:
-    """Count the indexer's matrices for queries, keys and weights of heads: ``rq*H*d + h*(d + H)``."""
-    indexer = attention.indexer
-    assert indexer is not None
-    assert attention.q_lora_rank is not None
-    queries = attention.q_lora_rank * indexer.index_n_heads * indexer.index_head_dim
-    return queries + hidden * (indexer.index_head_dim + indexer.index_n_heads)
-
-
 def gathered_key_width(attention: LatentAttention) -> int:
     """Count the elements of a token that context-parallel ranks gather: its latent key and its indexer's key."""
     assert attention.indexer is not None
