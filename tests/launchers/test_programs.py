@@ -141,6 +141,28 @@ python3 -m verl.trainer.main_ppo --config-path=config --config-name='ppo_megatro
 """
 
 
+MEGATRON_DEEPSPEED = """#SBATCH --nodes=4
+STAGE=1
+CONFIG="./ds.$SLURM_JOBID.json"
+cat <<EOT > $CONFIG
+{
+  "train_micro_batch_size_per_gpu": 1, "train_batch_size": 64, "gradient_clipping": 1.0,
+  "zero_optimization": {"stage": $STAGE}, "fp16": {"enabled": true, "loss_scale_window": 500},
+  "steps_per_print": 2000, "wall_clock_breakdown": false
+}
+EOT
+ARGS="--num-layers 30 --hidden-size 2560 --num-attention-heads 32 --seq-length 2048 \\
+    --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 64 --fp16 \\
+    --tensor-model-parallel-size 2 --pipeline-model-parallel-size 4 \\
+    --pp-partition-method 'type:transformer|embedding' \\
+    --position-embedding-type alibi --pad-vocab-size-to 250880 --checkpoint-activations --kill-switch-path k"
+export RUN="python -m torch.distributed.run --nproc_per_node 8 --nnodes 4"
+export CMD="pretrain_gpt.py $ARGS --deepspeed --deepspeed_config $CONFIG --zero-stage $STAGE \\
+    --deepspeed-activation-checkpointing"
+srun --jobid $SLURM_JOBID bash -c "$RUN --node_rank \\$SLURM_PROCID $CMD"
+"""
+
+
 def read(text: str, source: str = "run.sh", **more: Any) -> Imported:
     """The import of a text, on DGX H100."""
     request = ImportRequest(text, source, shipped_hardware("dgx-h100"), **more)
@@ -215,6 +237,56 @@ def test_a_setting_of_gpt_neox_can_be_ignored_or_stated() -> None:
     bare = NEOX.replace('"train_micro_batch_size_per_gpu": 4,', "")
     said = read(bare, "n.yml", num_gpus=16, vocab_size=50304, given={"train_micro_batch_size_per_gpu": 4})
     assert said.plan == plain.plan
+
+
+def test_megatron_deepspeed_runs_under_deepspeeds_pipeline() -> None:
+    """Embedding and head count as layers of the partition: 32 in 4 stages; the script writes the configuration."""
+    found = read(MEGATRON_DEEPSPEED)
+    layout, job, model = found.plan.layout, found.problem.job, found.problem.model
+    assert (layout.tp, layout.pp, layout.dp, layout.zero_stage, layout.num_gpus) == (2, 4, 4, 1, 32)
+    assert not layout.overlap_grad_reduce
+    assert [stage.recompute.full for stage in found.plan.virtual_stages] == [7, 8, 8, 7]
+    assert (job.grad_dtype, job.attention_kernel, job.global_batch_size) == ("bf16", "unfused", 64)
+    assert (model.vocab_size, model.learned_positions, model.tie_word_embeddings) == (250880, False, True)
+    assert read(MEGATRON_DEEPSPEED.replace("STAGE=1", "STAGE=0")).plan.layout.zero_stage == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("STAGE=1", "STAGE=2", "zero_optimization.stage"),
+        ("STAGE=1", "", "--set STAGE=VALUE"),
+        ('"stage": $STAGE', '"stage": 0', "zero_optimization.stage is 0"),
+        ('"stage": $STAGE', '"stage": $STAGE, "offload_optimizer": {"device": "cpu"}', "offload_optimizer"),
+        ('"train_batch_size": 64', '"train_batch_size": 32', "train_batch_size is 32"),
+        ('"steps_per_print"', '"something_new": 1, "steps_per_print"', "something_new"),
+        ("cat <<EOT", "cut <<EOT", "not found"),
+        ("--fp16", "--bf16", "BF16_Optimizer"),
+        ("--num-layers 30", "--num-layers 32", "--num-layers is 32"),
+        ("transformer|embedding", "parameters", "--pp-partition-method"),
+        ("alibi", "relative", "--position-embedding-type"),
+        ("to 250880", "to 250240", "--pad-vocab-size-to"),
+        ("--fp16", "--fp16 --embed-layernorm", "--embed-layernorm"),
+        ("--fp16", "--fp16 --partition-activations", "--partition-activations"),
+        ("STAGE=1", "STAGE=1; export A=1\nexport CUDA_LAUNCH_BLOCKING=1", "CUDA-LAUNCH-BLOCKING"),
+    ],
+)
+def test_settings_of_megatron_deepspeed_that_are_not_priced_are_refused_by_name(
+    old: str, new: str, named: str
+) -> None:
+    """What contradicts its configuration, other stages and formats, uneven stages, waits after every kernel."""
+    with pytest.raises(InvalidInputError, match=named):
+        read(MEGATRON_DEEPSPEED.replace(old, new))
+
+
+def test_what_megatron_deepspeed_alone_has_can_be_ignored() -> None:
+    """The answer names what it leaves out."""
+    text = MEGATRON_DEEPSPEED.replace("--fp16", "--fp16 --embed-layernorm").replace(
+        "STAGE=1", "export CUDA_LAUNCH_BLOCKING=1; STAGE=1"
+    )
+    found = read(text, ignored=("embed-layernorm", "CUDA_LAUNCH_BLOCKING"))
+    assert found.plan == read(MEGATRON_DEEPSPEED).plan
+    assert found.ignored_flags == ("--embed-layernorm", "--CUDA-LAUNCH-BLOCKING 1")
 
 
 def test_primus_takes_the_presets_and_then_the_overrides(tmp_path: Path) -> None:

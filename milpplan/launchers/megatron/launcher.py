@@ -17,6 +17,7 @@ from milpplan.launchers import Imported, ImportRequest, Launch
 from milpplan.launchers.expressible import check_replicas, model_differences
 from milpplan.launchers.megatron.arguments import COMMIT, Arguments, Values, checked, megatron_flags, model_of
 from milpplan.launchers.megatron.gpt_neox import from_neox
+from milpplan.launchers.megatron.megatron_deepspeed import from_megatron_deepspeed, is_megatron_deepspeed
 from milpplan.launchers.megatron.plan import (
     check_problem,
     for_version,
@@ -181,7 +182,15 @@ def _from_script(request: ImportRequest) -> Given:
     """Read a script that starts Megatron-LM's own programs."""
     read = from_script(request.text, request.source, {*PROGRAMS, *map(_program_of, request.ignored)})
     _check_program(read.program, request.source, request.ignored)
+    if is_megatron_deepspeed(read):
+        read = from_megatron_deepspeed(read, request)
+    if _BLOCKING.search(request.text):
+        read = replace(read, pairs=(*read.pairs, ("--CUDA-LAUNCH-BLOCKING", ("1",))))
     return read
+
+
+_BLOCKING = re.compile(r"^\s*(?:export\s+)?CUDA_LAUNCH_BLOCKING=[\"']?1", re.MULTILINE)
+"""Variable that makes every launch of a kernel wait for its end, taken as a flag that is not priced."""
 
 
 def _with_stated(read: Given, request: ImportRequest) -> Given:
