@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from milpplan.errors import InvalidInputError
+from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers import ImportRequest, target_named
 from milpplan.launchers.megatron.launcher import Imported
 from tests.simulation.cases import shipped_hardware, shipped_model
@@ -205,11 +205,17 @@ def test_gpt_neox_splits_a_gated_width_in_three() -> None:
     assert (mlp.intermediate_size, mlp.gated) == (11008, True)
 
 
+def test_gpt_neox_has_biases_of_attention_and_feed_forward_block_apart() -> None:
+    """Megatron-LM has one switch for both."""
+    text = NEOX.replace('"norm"', '"use_bias_in_attn_linear": false, "norm"')
+    layer = read(text, "n.yml", num_gpus=16, vocab_size=50304).problem.model.kinds[0]
+    assert (layer.attention.qkv_bias, layer.attention.output_bias, layer.mlp.bias) == (False, False, True)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [
         ('"norm"', '"gpt_j_residual": true, "norm"', "gpt_j_residual"),
-        ('"norm"', '"use_bias_in_attn_linear": false, "norm"', "use_bias_in_mlp"),
         ('"norm"', '"synchronize_each_layer": true, "norm"', "synchronize_each_layer"),
         ('"norm"', '"partition_activations": true, "norm"', "partition_activations"),
         ('"norm"', '"moe_num_experts": 8, "norm"', "moe_num_experts"),
@@ -304,9 +310,8 @@ def test_primus_takes_the_presets_and_then_the_overrides(tmp_path: Path) -> None
     ("line", "named"),
     [
         ("gradient_accumulation_fusion: false", "no-gradient-accumulation-fusion"),
-        ("use_turbo_deepep: true", "use-turbo-deepep"),
+        ("turbo_sync_free_moe_stage: 3", "turbo-sync-free-moe-stage"),
         ("no_fp8_weight_transpose_cache: true", "no-fp8-weight-transpose-cache"),
-        ("use_torch_fsdp2: true", "use-torch-fsdp2"),
         ("something_new: 3", "something-new"),
     ],
 )
@@ -316,6 +321,35 @@ def test_settings_of_primus_that_are_not_priced_are_refused_by_name(tmp_path: Pa
     with pytest.raises(InvalidInputError, match=named):
         primus(tmp_path, text)
     assert primus(tmp_path, text, ignored=(named,)).plan == primus(tmp_path).plan
+
+
+def test_primus_dispatches_with_deepep_from_its_second_stage_without_waits(tmp_path: Path) -> None:
+    """Its DeepEP sends a token once to each domain, as Megatron-LM's dispatcher flex does."""
+    experts = "num_experts: 8\n      moe_router_topk: 2\n      moe_grouped_gemm: true\n      kv_lora_rank: 512\n"
+    text = PRIMUS.replace(
+        "      micro_batch", f"      {experts}      expert_model_parallel_size: 4\n      micro_batch"
+    )
+    dispatches = {
+        "moe_token_dispatcher_type: alltoall": False,
+        "moe_token_dispatcher_type: alltoall\n      turbo_sync_free_moe_stage: 1": False,
+        "turbo_sync_free_moe_stage: 2": True,
+        "use_turbo_deepep: true": True,
+    }
+    for line, once in dispatches.items():
+        found = primus(tmp_path, text.replace("      micro_batch", f"      {line}\n      micro_batch"))
+        assert found.problem.hardware.software.deduplicated_dispatch == once
+
+
+def test_pytorchs_fsdp_shards_weights_and_reduces_them_in_bf16(tmp_path: Path) -> None:
+    """It is ZeRO 3 with gradients in the format of the weights, and excludes Megatron-LM's sharded optimizer."""
+    own = "use_torch_fsdp2: true\n      gradient_accumulation_fusion: false\n      ckpt_format: torch_dist\n"
+    text = PRIMUS.replace("      micro_batch", f"      {own}      micro_batch")
+    found = primus(tmp_path, text.replace("micro_batch", "use_distributed_optimizer: false\n      micro_batch", 1))
+    layout = found.plan.layout
+    assert (layout.zero_stage, layout.overlap_grad_reduce, layout.overlap_param_gather) == (3, True, True)
+    assert found.problem.job.grad_dtype == "bf16"
+    with pytest.raises(IllegalPlanError, match="torch_fsdp"):
+        primus(tmp_path, text)
 
 
 def test_a_preset_of_primus_must_be_there(tmp_path: Path) -> None:
@@ -375,6 +409,12 @@ def test_slime_packs_micro_batches_to_a_limit_of_tokens() -> None:
         read(SLIME_SCRIPT)
     tuned = SLIME_SCRIPT.replace("--colocate", "--loss-type sft_loss")
     assert not any("policy" in note for note in read(tuned, given={"seq_length": 4096}).notes)
+
+
+def test_slime_has_norms_after_both_blocks() -> None:
+    """The layers of GLM-4 have two norms more, which Megatron-LM's arguments do not have."""
+    text = SLIME_SCRIPT.replace("--cross", "--post-mlp-layernorm --post-self-attn-layernorm --cross")
+    assert read(text, given={"seq_length": 4096}).problem.model.kinds[0].num_norms == 4
 
 
 @pytest.mark.parametrize(
