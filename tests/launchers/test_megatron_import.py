@@ -263,6 +263,13 @@ def test_arguments_of_2021_recompute_everything() -> None:
     assert any("2021" in note for note in found.notes)
 
 
+def test_the_reduction_of_2021_is_megatrons_own() -> None:
+    """``--DDP-impl local`` is what today's Megatron-LM does; PyTorch's reduces otherwise."""
+    assert read(SCRIPT.replace("MORE", "--DDP-impl local")).plan == read(SCRIPT.replace("MORE", "")).plan
+    with pytest.raises(InvalidInputError, match="--DDP-impl torch"):
+        read(SCRIPT.replace("MORE", "--DDP-impl torch"))
+
+
 def test_megatrons_own_refusals_are_quoted() -> None:
     """A launch that Megatron-LM would refuse is refused with its rule."""
     with pytest.raises(IllegalPlanError, match=r"batch_divides.*d98e8a64"):
@@ -409,6 +416,10 @@ ALIKE = {
     "--expert-tensor-parallel-size": "without experts",
     "--moe-token-dispatcher-type": "without experts",
     "--make-vocab-size-divisible-by": "the vocabulary is a multiple of both divisors",
+    **dict.fromkeys(
+        ("--q-lora-rank", "--kv-lora-rank", "--qk-head-dim", "--qk-pos-emb-head-dim", "--v-head-dim"),
+        "without latent attention",
+    ),
 }
 """Flags that are read and whose value in this test changes nothing in these scripts, with the reason."""
 

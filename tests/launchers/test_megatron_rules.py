@@ -66,6 +66,7 @@ BREAKING = {
     "fp8_gather_is_sharded": (64, DENSE + "--fp8-format hybrid --fp8-param-gather"),
     "fp8_gather_is_fp8": (64, DENSE + "--fp8-param-gather --use-distributed-optimizer"),
     "fsdp_checkpoints": (64, DENSE + "--use-megatron-fsdp"),
+    "torch_fsdp": (64, DENSE + "--use-torch-fsdp2 --use-distributed-optimizer"),
     "latent_attention_has_no_groups": (64, EXPERTS + "--group-query-attention"),
     "one_number_format": (64, DENSE + "--bf16 --fp16"),
     "one_activation": (64, DENSE + "--squared-relu"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from milpplan.errors import InvalidInputError
+from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers import ImportRequest, target_named
 from milpplan.launchers.megatron.launcher import Imported
 from tests.simulation.cases import shipped_hardware, shipped_model
@@ -141,6 +141,28 @@ python3 -m verl.trainer.main_ppo --config-path=config --config-name='ppo_megatro
 """
 
 
+MEGATRON_DEEPSPEED = """#SBATCH --nodes=4
+STAGE=1
+CONFIG="./ds.$SLURM_JOBID.json"
+cat <<EOT > $CONFIG
+{
+  "train_micro_batch_size_per_gpu": 1, "train_batch_size": 64, "gradient_clipping": 1.0,
+  "zero_optimization": {"stage": $STAGE}, "fp16": {"enabled": true, "loss_scale_window": 500},
+  "steps_per_print": 2000, "wall_clock_breakdown": false
+}
+EOT
+ARGS="--num-layers 30 --hidden-size 2560 --num-attention-heads 32 --seq-length 2048 \\
+    --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 64 --fp16 \\
+    --tensor-model-parallel-size 2 --pipeline-model-parallel-size 4 \\
+    --pp-partition-method 'type:transformer|embedding' \\
+    --position-embedding-type alibi --pad-vocab-size-to 250880 --checkpoint-activations --kill-switch-path k"
+export RUN="python -m torch.distributed.run --nproc_per_node 8 --nnodes 4"
+export CMD="pretrain_gpt.py $ARGS --deepspeed --deepspeed_config $CONFIG --zero-stage $STAGE \\
+    --deepspeed-activation-checkpointing"
+srun --jobid $SLURM_JOBID bash -c "$RUN --node_rank \\$SLURM_PROCID $CMD"
+"""
+
+
 def read(text: str, source: str = "run.sh", **more: Any) -> Imported:
     """The import of a text, on DGX H100."""
     request = ImportRequest(text, source, shipped_hardware("dgx-h100"), **more)
@@ -183,11 +205,17 @@ def test_gpt_neox_splits_a_gated_width_in_three() -> None:
     assert (mlp.intermediate_size, mlp.gated) == (11008, True)
 
 
+def test_gpt_neox_has_biases_of_attention_and_feed_forward_block_apart() -> None:
+    """Megatron-LM has one switch for both."""
+    text = NEOX.replace('"norm"', '"use_bias_in_attn_linear": false, "norm"')
+    layer = read(text, "n.yml", num_gpus=16, vocab_size=50304).problem.model.kinds[0]
+    assert (layer.attention.qkv_bias, layer.attention.output_bias, layer.mlp.bias) == (False, False, True)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [
         ('"norm"', '"gpt_j_residual": true, "norm"', "gpt_j_residual"),
-        ('"norm"', '"use_bias_in_attn_linear": false, "norm"', "use_bias_in_mlp"),
         ('"norm"', '"synchronize_each_layer": true, "norm"', "synchronize_each_layer"),
         ('"norm"', '"partition_activations": true, "norm"', "partition_activations"),
         ('"norm"', '"moe_num_experts": 8, "norm"', "moe_num_experts"),
@@ -217,6 +245,56 @@ def test_a_setting_of_gpt_neox_can_be_ignored_or_stated() -> None:
     assert said.plan == plain.plan
 
 
+def test_megatron_deepspeed_runs_under_deepspeeds_pipeline() -> None:
+    """Embedding and head count as layers of the partition: 32 in 4 stages; the script writes the configuration."""
+    found = read(MEGATRON_DEEPSPEED)
+    layout, job, model = found.plan.layout, found.problem.job, found.problem.model
+    assert (layout.tp, layout.pp, layout.dp, layout.zero_stage, layout.num_gpus) == (2, 4, 4, 1, 32)
+    assert not layout.overlap_grad_reduce
+    assert [stage.recompute.full for stage in found.plan.virtual_stages] == [7, 8, 8, 7]
+    assert (job.grad_dtype, job.attention_kernel, job.global_batch_size) == ("bf16", "unfused", 64)
+    assert (model.vocab_size, model.learned_positions, model.tie_word_embeddings) == (250880, False, True)
+    assert read(MEGATRON_DEEPSPEED.replace("STAGE=1", "STAGE=0")).plan.layout.zero_stage == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("STAGE=1", "STAGE=2", "zero_optimization.stage"),
+        ("STAGE=1", "", "--set STAGE=VALUE"),
+        ('"stage": $STAGE', '"stage": 0', "zero_optimization.stage is 0"),
+        ('"stage": $STAGE', '"stage": $STAGE, "offload_optimizer": {"device": "cpu"}', "offload_optimizer"),
+        ('"train_batch_size": 64', '"train_batch_size": 32', "train_batch_size is 32"),
+        ('"steps_per_print"', '"something_new": 1, "steps_per_print"', "something_new"),
+        ("cat <<EOT", "cut <<EOT", "not found"),
+        ("--fp16", "--bf16", "BF16_Optimizer"),
+        ("--num-layers 30", "--num-layers 32", "--num-layers is 32"),
+        ("transformer|embedding", "parameters", "--pp-partition-method"),
+        ("alibi", "relative", "--position-embedding-type"),
+        ("to 250880", "to 250240", "--pad-vocab-size-to"),
+        ("--fp16", "--fp16 --embed-layernorm", "--embed-layernorm"),
+        ("--fp16", "--fp16 --partition-activations", "--partition-activations"),
+        ("STAGE=1", "STAGE=1; export A=1\nexport CUDA_LAUNCH_BLOCKING=1", "CUDA-LAUNCH-BLOCKING"),
+    ],
+)
+def test_settings_of_megatron_deepspeed_that_are_not_priced_are_refused_by_name(
+    old: str, new: str, named: str
+) -> None:
+    """What contradicts its configuration, other stages and formats, uneven stages, waits after every kernel."""
+    with pytest.raises(InvalidInputError, match=named):
+        read(MEGATRON_DEEPSPEED.replace(old, new))
+
+
+def test_what_megatron_deepspeed_alone_has_can_be_ignored() -> None:
+    """The answer names what it leaves out."""
+    text = MEGATRON_DEEPSPEED.replace("--fp16", "--fp16 --embed-layernorm").replace(
+        "STAGE=1", "export CUDA_LAUNCH_BLOCKING=1; STAGE=1"
+    )
+    found = read(text, ignored=("embed-layernorm", "CUDA_LAUNCH_BLOCKING"))
+    assert found.plan == read(MEGATRON_DEEPSPEED).plan
+    assert found.ignored_flags == ("--embed-layernorm", "--CUDA-LAUNCH-BLOCKING 1")
+
+
 def test_primus_takes_the_presets_and_then_the_overrides(tmp_path: Path) -> None:
     """Presets extend others; the nearest value counts; variables have their defaults; names are Megatron-LM's."""
     found = primus(tmp_path)
@@ -232,9 +310,8 @@ def test_primus_takes_the_presets_and_then_the_overrides(tmp_path: Path) -> None
     ("line", "named"),
     [
         ("gradient_accumulation_fusion: false", "no-gradient-accumulation-fusion"),
-        ("use_turbo_deepep: true", "use-turbo-deepep"),
+        ("turbo_sync_free_moe_stage: 3", "turbo-sync-free-moe-stage"),
         ("no_fp8_weight_transpose_cache: true", "no-fp8-weight-transpose-cache"),
-        ("use_torch_fsdp2: true", "use-torch-fsdp2"),
         ("something_new: 3", "something-new"),
     ],
 )
@@ -244,6 +321,35 @@ def test_settings_of_primus_that_are_not_priced_are_refused_by_name(tmp_path: Pa
     with pytest.raises(InvalidInputError, match=named):
         primus(tmp_path, text)
     assert primus(tmp_path, text, ignored=(named,)).plan == primus(tmp_path).plan
+
+
+def test_primus_dispatches_with_deepep_from_its_second_stage_without_waits(tmp_path: Path) -> None:
+    """Its DeepEP sends a token once to each domain, as Megatron-LM's dispatcher flex does."""
+    experts = "num_experts: 8\n      moe_router_topk: 2\n      moe_grouped_gemm: true\n      kv_lora_rank: 512\n"
+    text = PRIMUS.replace(
+        "      micro_batch", f"      {experts}      expert_model_parallel_size: 4\n      micro_batch"
+    )
+    dispatches = {
+        "moe_token_dispatcher_type: alltoall": False,
+        "moe_token_dispatcher_type: alltoall\n      turbo_sync_free_moe_stage: 1": False,
+        "turbo_sync_free_moe_stage: 2": True,
+        "use_turbo_deepep: true": True,
+    }
+    for line, once in dispatches.items():
+        found = primus(tmp_path, text.replace("      micro_batch", f"      {line}\n      micro_batch"))
+        assert found.problem.hardware.software.deduplicated_dispatch == once
+
+
+def test_pytorchs_fsdp_shards_weights_and_reduces_them_in_bf16(tmp_path: Path) -> None:
+    """It is ZeRO 3 with gradients in the format of the weights, and excludes Megatron-LM's sharded optimizer."""
+    own = "use_torch_fsdp2: true\n      gradient_accumulation_fusion: false\n      ckpt_format: torch_dist\n"
+    text = PRIMUS.replace("      micro_batch", f"      {own}      micro_batch")
+    found = primus(tmp_path, text.replace("micro_batch", "use_distributed_optimizer: false\n      micro_batch", 1))
+    layout = found.plan.layout
+    assert (layout.zero_stage, layout.overlap_grad_reduce, layout.overlap_param_gather) == (3, True, True)
+    assert found.problem.job.grad_dtype == "bf16"
+    with pytest.raises(IllegalPlanError, match="torch_fsdp"):
+        primus(tmp_path, text)
 
 
 def test_a_preset_of_primus_must_be_there(tmp_path: Path) -> None:
@@ -303,6 +409,12 @@ def test_slime_packs_micro_batches_to_a_limit_of_tokens() -> None:
         read(SLIME_SCRIPT)
     tuned = SLIME_SCRIPT.replace("--colocate", "--loss-type sft_loss")
     assert not any("policy" in note for note in read(tuned, given={"seq_length": 4096}).notes)
+
+
+def test_slime_has_norms_after_both_blocks() -> None:
+    """The layers of GLM-4 have two norms more, which Megatron-LM's arguments do not have."""
+    text = SLIME_SCRIPT.replace("--cross", "--post-mlp-layernorm --post-self-attn-layernorm --cross")
+    assert read(text, given={"seq_length": 4096}).problem.model.kinds[0].num_norms == 4
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,20 @@ def test_words_are_those_of_bash() -> None:
     assert list(words_of(SCRIPT, "echo")[1:]) == done.stdout.splitlines()
 
 
+def test_here_documents_are_those_of_bash(tmp_path: Path) -> None:
+    """The files that bash writes with ``cat`` are those found, whatever their quotes and end marks."""
+    script = (
+        'A=1; F=one\ncat <<EOT > $F\n{"a": $A, "b": "x\'$A\'", \'c\': \\$A, \\\\}\nEOT\n'
+        "cat > two <<'END' \n$A \"quoted\"\nEND\ncat <<-E >three\n\t$((A+1))\n\tE\n"
+    )
+    subprocess.run(["bash", "-c", script], cwd=tmp_path, check=True)
+    written = [command.written for command in script_commands(script) if command.written]
+    files = [
+        (name, (tmp_path / name).read_text(encoding="utf-8").rstrip("\n")) for name in ("one", "two", "three")
+    ]
+    assert written == files
+
+
 def test_what_only_the_running_shell_knows_is_marked() -> None:
     """Variables from outside, output of commands, and what a condition decides."""
     text = """

@@ -466,13 +466,16 @@ POSITIONS = {"learned_absolute": True, "rope": False, "yarn": False}
 """True for learned positions, by ``--position-embedding-type``; the others rotate queries and keys."""
 
 
-def model_of(given: Arguments, name: str, vocab_size: int | None = None) -> ModelSpec:
+def model_of(
+    given: Arguments, name: str, vocab_size: int | None = None, parts: Mapping[str, Any] | None = None
+) -> ModelSpec:
     """Build the model that the arguments describe.
 
     Args:
         given: the arguments.
         name: of the model.
         vocab_size: the vocabulary, where only the tokenizer knows it.
+        parts: fields of every layer, and of its feed-forward block (``mlp``), for which there are no arguments.
 
     Raises:
         InvalidInputError: sizes are missing or invalid, or the model has parts that are not modelled.
@@ -489,9 +492,11 @@ def model_of(given: Arguments, name: str, vocab_size: int | None = None) -> Mode
             "Describe the model in a .toml file and give it with --model.",
         )
     attentions = _attentions(given, layers, hidden)
-    mlps = _read_mlps(given, layers, hidden)
+    own = dict(parts or {})
+    block = own.pop("mlp", {})
+    mlps = [mlp | block for mlp in _read_mlps(given, layers, hidden)]
     runs = [
-        {"count": len(list(same)), "attention": attention, "mlp": mlp}
+        {"count": len(list(same)), "attention": attention, "mlp": mlp} | own
         for (attention, mlp), same in groupby(zip(attentions, mlps, strict=True))
     ]
     length = given.needed("--seq-length")
@@ -539,6 +544,9 @@ def _attentions(given: Arguments, layers: int, hidden: int) -> list[dict[str, An
             "indexer": _read_indexer(given),
         }
         return [latent] * layers
+    for flag in ("--q-lora-rank", "--kv-lora-rank", "--qk-head-dim", "--qk-pos-emb-head-dim", "--v-head-dim"):
+        # They act in latent attention alone.
+        given.given(flag)
     grouped = given.given("--group-query-attention")
     groups = given.stated("--num-query-groups") if grouped else heads
     biased = not given.given("--disable-bias-linear")

@@ -119,10 +119,11 @@ def from_neox(data: Mapping[str, Any], request: ImportRequest) -> Given:
     s.get("gpt_j_residual")
     off = [name for name in _FUSIONS if not s.switch(name)]
     notes = [f"{', '.join(off)}: off, and priced as fused. The step is a lower bound in this."] if off else []
+    parts = {"mlp": {"bias": s.switch("use_bias_in_mlp")}}
     check_priced(s, QUIET)
     pairs = arguments_of(arguments, Program("GPT-NeoX"), request.source)
     started = world if isinstance(world, int) else None
-    return Given((*pairs, *batch), started, (), ignored=left_out, notes=tuple(notes))
+    return Given((*pairs, *batch), started, (), ignored=left_out, notes=tuple(notes), parts=parts)
 
 
 def _layers(s: Settings) -> dict[str, Any]:
@@ -141,9 +142,6 @@ def _layers(s: Settings) -> dict[str, Any]:
     inner = -(-(width * 2 // 3 // 2 if gated else width) // multiple) * multiple
     if outer != (2 * inner if gated else inner):
         raise _strange("intermediate_size", width, "a width that both products of the feed-forward block share")
-    attention, mlp = s.switch("use_bias_in_attn_linear"), s.switch("use_bias_in_mlp")
-    if attention != mlp:
-        raise _strange("use_bias_in_mlp", mlp, f"{str(attention).lower()}, as use_bias_in_attn_linear")
     kinds = s.get("attention_config")
     names = {str(name) for part in kinds for name in part[0]} if _is_attention(kinds) else {"global"}
     if names not in ({"flash"}, {"global"}) or (kinds is not None and not _is_attention(kinds)):
@@ -151,7 +149,7 @@ def _layers(s: Settings) -> dict[str, Any]:
     return {
         "swiglu": gated,
         "ffn_hidden_size": inner,
-        "add_bias_linear": attention,
+        "add_bias_linear": s.switch("use_bias_in_attn_linear"),
         "attention_backend": "flash" if names == {"flash"} else "unfused",
     }
 

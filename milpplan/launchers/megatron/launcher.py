@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from milpplan.launchers import Imported, ImportRequest, Launch
 from milpplan.launchers.expressible import check_replicas, model_differences
 from milpplan.launchers.megatron.arguments import COMMIT, Arguments, Values, checked, megatron_flags, model_of
 from milpplan.launchers.megatron.gpt_neox import from_neox
+from milpplan.launchers.megatron.megatron_deepspeed import from_megatron_deepspeed, is_megatron_deepspeed
 from milpplan.launchers.megatron.plan import (
     check_problem,
     for_version,
@@ -87,8 +88,11 @@ QUIET: dict[str, tuple[str, ...]] = {
 """Patterns of flags without effect on the cost, by reason."""
 _QUIET = {reason: re.compile("|".join(patterns)) for reason, patterns in QUIET.items()}
 
-QUIET_VALUES = {"--rerun-mode": ("disabled", "validate_results")}
-"""Values without effect on the cost, of flags with other values that have one."""
+QUIET_VALUES = {"--rerun-mode": ("disabled", "validate_results"), "--DDP-impl": ("local",)}
+"""Values without effect on the cost, of flags with other values that have one.
+
+Megatron-LM's own reduction (``local``) was once a choice beside PyTorch's, and is the only one today.
+"""
 
 PROGRAMS = ("pretrain_gpt.py", "pretrain_gpt_core.py", "pretrain_gpt2.py")
 """Megatron-LM's programs, current and older, that train the GPT which the arguments describe."""
@@ -127,15 +131,20 @@ def other_model(program: str) -> str | None:
     return next((what for name, what in OTHERS.items() if program.startswith(name)), None)
 
 
+def _is_quiet_value(flag: str, values: Sequence[str]) -> bool:
+    """Test whether a flag has no effect on the cost, by its name or with this value."""
+    return is_quiet(flag) or " ".join(values) in QUIET_VALUES.get(flag, ())
+
+
 def unpriced(given: Arguments) -> tuple[str, ...]:
     """List given flags, with values, that no reader looked up, may change the cost, and differ from their
     defaults."""
     flags = megatron_flags()
     left = []
     for name, values in given.values.items():
-        if name in given.looked_at or is_quiet(name):
+        if name in given.looked_at or _is_quiet_value(name, values):
             continue
-        if values and " ".join(values) in (flags[name].default, *QUIET_VALUES.get(name, ())):
+        if values and " ".join(values) == flags[name].default:
             continue
         left.append(" ".join((name, *values)))
     return tuple(left)
@@ -181,7 +190,15 @@ def _from_script(request: ImportRequest) -> Given:
     """Read a script that starts Megatron-LM's own programs."""
     read = from_script(request.text, request.source, {*PROGRAMS, *map(_program_of, request.ignored)})
     _check_program(read.program, request.source, request.ignored)
+    if is_megatron_deepspeed(read):
+        read = from_megatron_deepspeed(read, request)
+    if _BLOCKING.search(request.text):
+        read = replace(read, pairs=(*read.pairs, ("--CUDA-LAUNCH-BLOCKING", ("1",))))
     return read
+
+
+_BLOCKING = re.compile(r"^\s*(?:export\s+)?CUDA_LAUNCH_BLOCKING=[\"']?1", re.MULTILINE)
+"""Variable that makes every launch of a kernel wait for its end, taken as a flag that is not priced."""
 
 
 def _with_stated(read: Given, request: ImportRequest) -> Given:
@@ -206,7 +223,8 @@ def imported_from(read: Given, request: ImportRequest) -> Imported:
     if read.program in map(_program_of, request.ignored) and read.program not in PROGRAMS:
         left_out.insert(0, f"{read.program} is taken as a program that trains the GPT of its arguments")
     # Unknown flags tell more than values that a fork of the program accepts.
-    _check_known([readable(" ".join(flag)) for flag in _unknown(asked) if not is_quiet(flag[0])], request.source)
+    strange = [(name, *values) for name, *values in _unknown(asked) if not _is_quiet_value(name, values)]
+    _check_known([readable(" ".join(flag)) for flag in strange], request.source)
     given, flags = checked(asked, request.source)
     unknown = tuple(map(readable, flags))
     check_rules(given, world, "Correct the arguments, or the number of GPUs (--gpus).")
@@ -214,6 +232,7 @@ def imported_from(read: Given, request: ImportRequest) -> Imported:
         given,
         "imported",
         request.model.vocab_size if request.model and not request.vocab_size else request.vocab_size,
+        read.parts,
     )
     if request.model is not None:
         built = _same_model(request.model, built)

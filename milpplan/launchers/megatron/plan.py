@@ -350,6 +350,8 @@ def job_of(given: Arguments, world: int) -> Job:
         )
     # Only bf16 accumulates in fp32 by default (A:1195-1219).
     coarse = given.given("--grad-reduce-in-bf16") or half > given.given("--accumulate-allreduce-grads-in-fp32")
+    # PyTorch's FSDP keeps and reduces gradients in the format of its weights.
+    coarse |= given.given("--use-torch-fsdp2")
     backend = given.text("--attention-backend")
     local = given.text("--transformer-impl") == "local" and not given.given("--use-flash-attn")
     data = {
@@ -466,8 +468,13 @@ def _zero_stage(given: Arguments) -> int:
     strategy = given.text("--data-parallel-sharding-strategy")
     sharded = given.given("--use-distributed-optimizer")
     given.given("--ckpt-format")
+    if given.given("--use-torch-fsdp2"):
+        given.given("--no-gradient-accumulation-fusion")
+        return 3
     if not given.given("--use-megatron-fsdp"):
         return int(sharded)
+    # Buffers are registered once, at the start.
+    given.given("--fsdp-manual-registration")
     names = {name: stage for stage, name in FSDP.items()} | {"no_shard": 0, "optim": 1}
     return names[strategy or "no_shard"]
 
@@ -578,5 +585,7 @@ def software_of(
     if not given.given("--cross-entropy-loss-fusion"):
         notes.append("Without --cross-entropy-loss-fusion the loss may take more memory than is counted.")
     given.text("--cross-entropy-fusion-impl")
+    if given.given("--use-megatron-fsdp") and given.given("--fsdp-double-buffer"):
+        notes.append("--fsdp-double-buffer: weights of two layers and gradients of one are counted, not of two.")
     software = hardware.software.model_copy(update=different)
     return hardware.model_copy(update={"software": software}), notes

@@ -3,9 +3,10 @@
 A program is a table of names (``Program``) and a function that reads its file. What is in no table becomes an
 unknown flag, which the reader of arguments refuses by name.
 
-Source: AMD-AGI/Primus at fd1eeabb, primus/configs; modelscope/ms-swift at 3602360a, swift/megatron/arguments;
-THUDM/slime at 624b824a, slime/utils/arguments.py and slime/backends/megatron_utils/arguments.py; volcengine/verl
-at b178a3cd, verl/trainer/config and verl/utils/megatron_utils.py.
+Source: AMD-AGI/Primus at fd1eeabb, primus/configs and docs/04-technical-guides/moe-training.md;
+modelscope/ms-swift at 3602360a, swift/megatron/arguments; THUDM/slime at 624b824a, slime/utils/arguments.py and
+slime/backends/megatron_utils/arguments.py; volcengine/verl at b178a3cd, verl/trainer/config and
+verl/utils/megatron_utils.py.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ PRIMUS = Program(
         "encoder_tensor_model_parallel_size": 0, "encoder_pipeline_model_parallel_size": 0,
         "moe_use_legacy_grouped_gemm": False, "moe_extended_tp": False,
         "tp_comm_overlap_rs_dgrad": False, "no_fp8_weight_transpose_cache": False, "qk_l2_norm": False,
-        "moe_layer_recompute": False, "use_te_activation_func": False, "use_turbo_deepep": False,
+        "moe_layer_recompute": False, "use_te_activation_func": False, "turbo_sync_free_moe_stage": 0,
         "disable_primus_topk_router": False, "use_deprecated_20241209_moe_layer": False,
     },
     quiet={
@@ -147,6 +148,7 @@ PRIMUS = Program(
         r"turbo_deepep_.*": "fused kernels, which are priced as such; settings of one that is refused",
         r"tokenizer_.*|vocab_extra_ids|tiktoken_.*|trust_remote_code": "tokenizers",
         r"conv_.*|original_max_position_embeddings": "convolutions of another model; rotary angles",
+        r"moe_use_fused_router_with_aux_score": "the router's choices, whose fused kernels are what is priced",
     },
 )  # fmt: skip
 _VARIABLE = re.compile(r"\$\{(\w+)(?::([^}]*))?\}")
@@ -176,6 +178,12 @@ def from_primus(data: Mapping[str, Any], request: ImportRequest) -> Given:
         # Megatron-LM has switched it off since.
         del values["cross_entropy_fusion_impl"]
         notes.append("cross_entropy_fusion_impl te is priced as native, which today's Megatron-LM has left.")
+    if values.get("turbo_sync_free_moe_stage") in (1, 2):
+        # Without waits for the host, as experts are priced; stage 3 takes more memory.
+        values["use_turbo_deepep"] = values.pop("turbo_sync_free_moe_stage") == 2 or values.get("use_turbo_deepep")
+    if values.pop("use_turbo_deepep", False) is True:
+        values["moe_token_dispatcher_type"] = "flex"
+        notes.append("use_turbo_deepep is priced as Megatron-LM's dispatcher flex, which is DeepEP's.")
     pairs = arguments_of({**values, **own}, PRIMUS, request.source)
     return Given((*pairs, *batch), None, (), notes=tuple(notes))
 
@@ -301,7 +309,8 @@ SLIME = Program(
     "slime",
     # slime/backends/megatron_utils/arguments.py, set_default_megatron_args.
     fixed={"bf16": True, "use_distributed_optimizer": True, "micro_batch_size": 1},
-    neutral={"entropy_coef": 0},
+    # slime_plugins/models/glm4.py builds the layers with the norms that the arguments name.
+    neutral={"entropy_coef": 0, "spec": ("slime_plugins.models.glm4", "get_glm_spec")},
     quiet={
         r"actor_num_.*|colocate|num_gpus_per_node|ray_.*|train_env_vars|update_weight.*": (
             "where processes run, and how weights reach the rollouts"
@@ -319,6 +328,8 @@ SLIME = Program(
 )  # fmt: skip
 SLIME_PROGRAMS = ("train.py", "train_async.py")
 """slime's programs; both are told by ``--actor-num-nodes``."""
+_NORMS_AFTER = ("post_self_attn_layernorm", "post_mlp_layernorm")
+"""Switches of slime's Megatron-LM: norms after attention and feed-forward block, beside those before them."""
 
 
 def from_other_script(request: ImportRequest) -> Given | None:
@@ -383,8 +394,12 @@ def _slime(words: Sequence[str], request: ImportRequest) -> Given:
         notes.append(_PACKED)
     for name in ("max_tokens_per_gpu", "log_probs_max_tokens_per_gpu"):
         values.pop(name, None)
+    parts = {}
+    if all(values.get(name) is True for name in _NORMS_AFTER):
+        values = {name: value for name, value in values.items() if name not in _NORMS_AFTER}
+        parts = {"num_norms": 4}
     arguments = arguments_of({**values, **own}, SLIME, request.source)
-    return Given((*arguments, *batch), nodes * each or None, stray, notes=tuple(notes))
+    return Given((*arguments, *batch), nodes * each or None, stray, notes=tuple(notes), parts=parts)
 
 
 def _count(values: Mapping[str, Any], name: str, otherwise: int) -> int:

@@ -472,6 +472,21 @@ def _fsdp(s: Sizes) -> str:
     )
 
 
+def _torch_fsdp(s: Sizes) -> str:
+    """Check what PyTorch's FSDP excludes and needs."""
+    if not s.given.given("--use-torch-fsdp2"):
+        return ""
+    excluded = [flag for flag in ("--use-distributed-optimizer", "--fp16") if s.given.given(flag)]
+    excluded += [f"{name} above 1" for name, size in (("pp", s.pp), ("ep", s.ep)) if size > 1]
+    if excluded:
+        return f"PyTorch's FSDP with {excluded[0]}"
+    needed = ("--no-gradient-accumulation-fusion", "--untie-embeddings-and-output-weights")
+    missing = [flag for flag in needed if not s.given.given(flag)]
+    if s.given.text("--ckpt-format") not in ("torch_dist", "torch_dcp"):
+        missing.append("--ckpt-format torch_dist or torch_dcp")
+    return f"PyTorch's FSDP without {missing[0]}" if missing else ""
+
+
 def _sequence(s: Sizes) -> str:
     length = s.given.needed("--seq-length")
     if s.cp > 1 and length % (2 * s.cp):
@@ -526,9 +541,11 @@ RULES: Mapping[str, tuple[str, Check]] = {
     "param_gather_overlap": ("A:1024-1029", _gather),
     "tp_overlap_needs_sequence_parallel": ("A:1441", _needs("--tp-comm-overlap", "--sequence-parallel")),
     "fp8_gather_is_sharded": (
-        "A:1095", _needs("--fp8-param-gather", "--use-distributed-optimizer", "--use-megatron-fsdp")),
+        "A:1095",
+        _needs("--fp8-param-gather", "--use-distributed-optimizer", "--use-megatron-fsdp", "--use-torch-fsdp2")),
     "fp8_gather_is_fp8": ("A:1090-1098", _needs("--fp8-param-gather", "--fp8-format")),
     "fsdp_checkpoints": ("A:1150-1170, A:1684", _fsdp),
+    "torch_fsdp": ("A:1031-1045", _torch_fsdp),
     "latent_attention_has_no_groups": ("A:1973", _excludes("--multi-latent-attention", "--group-query-attention")),
     "one_number_format": ("A:1195", _excludes("--fp16", "--bf16")),
     "one_activation": ("A, core_transformer_config_from_args", lambda s: _excludes("--swiglu", "--quick-geglu")(s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from milpplan.errors import InvalidInputError
@@ -32,6 +32,7 @@ class Given:
 
     ``stray``: words that belong to no flag. ``program``: the program that the command starts; empty for flags
     alone. ``ignored``: settings that the caller ignores and that are left out already. ``notes``: remarks.
+    ``parts``: fields of every layer for which Megatron-LM has no arguments, as in ``model_of``.
     """
 
     pairs: tuple[tuple[str, Values], ...]
@@ -40,6 +41,7 @@ class Given:
     program: str = ""
     ignored: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    parts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def from_script(text: str, source: str, programs: Collection[str] = ()) -> Given:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from milpplan.errors import InvalidInputError
 from milpplan.launchers.shell import syntax as syntax
 from milpplan.launchers.shell import tree as tree
 from milpplan.launchers.shell.builtins import BUILTINS, DoubleBrackets
@@ -326,6 +327,8 @@ class _Reader:
         """Follow assignments, then a builtin, a function or a program."""
         words = [field for word in node.words for field in self.words.expanded(word)]
         declares = bool(words) and words[0] in syntax.DECLARERS
+        if words == ["cat"]:
+            self.written(node.redirections)
         if words and not declares:
             return self.with_environment(node, words)
         options = "".join(word for word in words[1:] if word.startswith("-"))
@@ -343,6 +346,24 @@ class _Reader:
             if declares and (words[0] == "export" or "x" in options):
                 self.shell.put(f"exported {assign.name}", True)
         return status
+
+    def written(self, redirections: tuple[tree.Redirection, ...]) -> None:
+        """Record the file that ``cat`` writes from a here document, with its variables expanded."""
+        here = next((part for part in redirections if part.operator in ("<<", "<<-")), None)
+        output = next((part.target for part in redirections if part.operator in (">", ">|")), None)
+        if here is None or output is None:
+            return
+        text = "\n".join(here.document)
+        if not any(part.quoted for part in here.target):
+            # In a here document a double quote is plain text.
+            plain = re.sub(r'\\?"', lambda match: '\\"' if match[0] == '"' else r"\\\"", text)
+            try:
+                word = syntax.parsed_word(plain, self.shell.source, quoted=True)
+                text = "".join(self.words.expanded(word, split=False))
+            except InvalidInputError:
+                text = marked("a here document")
+        name = "".join(self.words.expanded(output, split=False))
+        self.shell.commands.append(Command(("cat",), (name, text)))
 
     def declared(self, words: list[str], options: str, node: tree.Simple) -> None:
         """Declare names without values after ``export``, ``local`` and similar commands."""

@@ -31,9 +31,13 @@ IFS = " \t\n"
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Command that the script runs, or may run behind an undecided condition."""
+    """Command that the script runs, or may run behind an undecided condition.
+
+    ``written``: name and text of a file that ``cat`` writes from a here document.
+    """
 
     words: tuple[str, ...]
+    written: tuple[str, str] | None = None
 
 
 def too_much(source: str, what: str) -> InvalidInputError:

@@ -67,8 +67,8 @@ class _Parser:
     level: int = 0
     lines: list[int] = field(default_factory=list)
     """Positions of line ends, computed at the first request for a line number."""
-    documents: list[tuple[str, bool]] = field(default_factory=list)
-    """Here documents that begin after this line: their end marks, and whether tabs may precede the marks."""
+    documents: list[tree.Redirection] = field(default_factory=list)
+    """Here documents that begin after this line."""
 
     def refuse(self, what: str) -> NoReturn:
         """Raise an error with the current line."""
@@ -108,16 +108,17 @@ class _Parser:
     def newline(self) -> None:
         """Skip a line end and the here documents that follow it."""
         self.at += 1
-        for ending, tabs in self.documents:
-            while True:
-                if self.at >= len(self.text):
-                    break
+        for opened in self.documents:
+            ending = "".join(part.text for part in opened.target)
+            while self.at < len(self.text):
                 end = self.text.find("\n", self.at)
                 end = len(self.text) if end < 0 else end
                 line = self.text[self.at : end].removesuffix("\r")
+                line = line.lstrip("\t") if opened.operator == "<<-" else line
                 self.at = min(end + 1, len(self.text))
-                if (line.lstrip("\t") if tabs else line) == ending:
+                if line == ending:
                     break
+                opened.document.append(line)
         self.documents.clear()
 
     def skip_lines(self) -> None:
@@ -432,12 +433,13 @@ class _Parser:
         start = self.at
         assigns: list[tree.Assign] = []
         words: list[tree.Word] = []
+        redirections: list[tree.Redirection] = []
         while True:
             self.blanks()
             if self.at >= len(self.text) or self.text[self.at] in "\n;|)":
                 break
             if match := _REDIRECTION.match(self.text, self.at):
-                self.redirect(match)
+                redirections.append(self.redirect(match))
                 continue
             if self.text[self.at] == "&":
                 break
@@ -452,7 +454,7 @@ class _Parser:
             words.append(word)
         if not words and not assigns and self.at == start:
             self.refuse("a command is missing")
-        return tree.Simple(tuple(assigns), tuple(words), self.line(start))
+        return tree.Simple(tuple(assigns), tuple(words), self.line(start), tuple(redirections))
 
     @staticmethod
     def declares(word: tree.Word) -> bool:
@@ -491,16 +493,18 @@ class _Parser:
             self.blanks()
         return tuple(words)
 
-    def redirect(self, match: re.Match[str]) -> None:
-        """Skip a redirection; a here document begins after the line."""
+    def redirect(self, match: re.Match[str]) -> tree.Redirection:
+        """Parse a redirection; a here document begins after the line."""
         self.at = match.end()
         operator = match[0].lstrip("0123456789")
         self.blanks()
         target = self.word()
         if not target:
             self.refuse(f"{match[0]} is followed by nothing")
+        redirection = tree.Redirection(operator, target, [])
         if operator in ("<<", "<<-"):
-            self.documents.append(("".join(part.text for part in target), operator == "<<-"))
+            self.documents.append(redirection)
+        return redirection
 
     # Words.
 

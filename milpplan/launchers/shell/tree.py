@@ -88,6 +88,15 @@ class Assign:
 
 
 @dataclass(frozen=True, slots=True)
+class Redirection:
+    """Redirection of a simple command. ``document`` has the lines of a here document, once they are parsed."""
+
+    operator: str
+    target: Word
+    document: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Simple:
     """Simple command. ``assigns`` stand before its words, or among the words of ``export`` and similar
     commands."""
@@ -95,6 +104,7 @@ class Simple:
     assigns: tuple[Assign, ...]
     words: tuple[Word, ...]
     line: int
+    redirections: tuple[Redirection, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
