@@ -8,20 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from milpplan.errors import InvalidInputError
 from milpplan.optimize import DEFAULT_GAP, PlanResult
-from milpplan.problem import Plan, Problem
+from milpplan.problem import Plan
 from milpplan.reports import write_whole
 from milpplan.reports.files import check_writable, make_directory, write_all
 from milpplan.version import __version__
 
 if TYPE_CHECKING:
     from milpplan.reports.documents.document import ResultDocument
-
-
-def num_untested_terms(problem: Problem, plan: Plan) -> int:
-    """Count the terms of a plan that no measured run on the problem's hardware exercises."""
-    from milpplan.validation.ablation import num_unexercised
-
-    return num_unexercised(problem, plan)
 
 
 def plain_document(result: PlanResult) -> ResultDocument:

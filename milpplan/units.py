@@ -112,6 +112,17 @@ def signed_percent_text(fraction: float, digits: int = 1) -> str:
     return f"{text.lstrip('+-') if float(text) == 0 else text} %"
 
 
+def tolerance_text(tolerance: float) -> str:
+    """Write a tolerance exactly, in the shorter notation: 0.001 as 1e-3, 0.01 as 0.01."""
+    text = f"{tolerance:g}" if float(f"{tolerance:g}") == tolerance else repr(float(tolerance))
+    mantissa, _, exponent = text.partition("e")
+    if not exponent and 0 < tolerance <= 1e-3:
+        scientific = f"{tolerance:e}" if float(f"{tolerance:e}") == tolerance else f"{tolerance:.16e}"
+        mantissa, _, exponent = scientific.partition("e")
+        mantissa = mantissa.rstrip("0").rstrip(".")
+    return f"{mantissa}e{int(exponent)}" if exponent else mantissa
+
+
 def gap_text(gap: float) -> str:
     """A relative gap; tiny ones in scientific notation so that 1e-5 does not print as zero."""
     return "0" if gap == 0 else f"{gap:.1e}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
@@ -387,10 +388,15 @@ class ProgramAnswer:
     wall_time_s: float
 
 
-def answer_function(name: str) -> Callable[..., Any]:
-    """Import a function of ``milpplan.answers``, which needs the folders above this one, when it is called."""
-    function: Callable[..., Any] = getattr(import_module("milpplan.answers"), name)
+def answer_function(name: str, module: str = "milpplan.answers") -> Callable[..., Any]:
+    """Import a function that needs the folders above this one when it is called."""
+    function: Callable[..., Any] = getattr(import_module(module), name)
     return function
+
+
+def untested_terms(problem: Problem) -> Callable[[Plan], int]:
+    """Return the function that counts the terms of a plan that no measured run on its hardware exercises."""
+    return partial(answer_function("num_unexercised", "milpplan.validation.ablation"), problem)
 
 
 Verdict = Literal["certified", "refuted", "unproved"]

@@ -22,7 +22,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -33,7 +32,7 @@ from milpplan.optimize.layout.stage_options import fitting_step_ns
 from milpplan.optimize.milp.backends import backend, witnesses
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.objective import objective_weights, printed_unit
-from milpplan.optimize.records import PlanResult, Regret, ScenarioRegret, SolveOptions, Status, answer_function
+from milpplan.optimize.records import PlanResult, Regret, ScenarioRegret, SolveOptions, Status, untested_terms
 from milpplan.optimize.search.best_first import Search
 from milpplan.optimize.search.simplest import searched_gap, simplest
 from milpplan.optimize.solve import (
@@ -180,8 +179,7 @@ class _RobustSolve:
             search.bound()
             decide_layouts(search)
             if chooses:
-                untested = partial(answer_function("num_untested_terms"), nominal)
-                chosen = simplest(search, options.gap, untested)
+                chosen = simplest(search, options.gap, untested_terms(nominal))
         except KeyboardInterrupt:
             message = self._stopped()
         except MemoryError:

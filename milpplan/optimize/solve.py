@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -39,7 +38,7 @@ from milpplan.optimize.records import (
     SolverWork,
     Status,
     TargetPrice,
-    answer_function,
+    untested_terms,
 )
 from milpplan.optimize.search.best_first import Search
 from milpplan.optimize.search.closed_layouts import PruneRecord
@@ -270,8 +269,7 @@ def solve_from(problem: Problem, options: SolveOptions, initial_plans: Sequence[
         search.bound()
         decide_layouts(search)
         if chooses:
-            untested = partial(answer_function("num_untested_terms"), problem)
-            chosen = simplest(search, options.gap, untested)
+            chosen = simplest(search, options.gap, untested_terms(problem))
     except KeyboardInterrupt:
         message = "" if deadline is not None and time.monotonic() >= deadline else "Interrupted."
     except MemoryError:

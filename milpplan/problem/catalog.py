@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from milpplan.errors import InvalidInputError, UnknownNameError
 from milpplan.plugins import PluginError, plugin, plugin_names
-from milpplan.problem.huggingface.config import is_huggingface_config, model_from_config
 from milpplan.problem.huggingface.typed_keys import MAX_LAYERS
 from milpplan.problem.model import ModelSpec
 from milpplan.problem.reading import nearest, parse_json, parse_toml, read_text, shown, validated
@@ -95,7 +94,10 @@ def load_model(name_or_path: str | Path, ignore: Collection[str] = ()) -> ModelS
         InvalidInputError: the file cannot be read, or describes no model.
     """
     data, source = _data("models", name_or_path)
-    if is_huggingface_config(data):
+    if "model_type" in data or "architectures" in data or isinstance(data.get("text_config"), dict):
+        # Shipped models are no configs.
+        from milpplan.problem.huggingface.config import model_from_config
+
         model = model_from_config(data, _config_name(Path(source)), ignore)
     else:
         if ignore:

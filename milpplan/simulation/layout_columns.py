@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -146,11 +146,11 @@ class LayoutColumns:
 
     def any_of(self, *names: str) -> bool:
         """Check that some row uses an option: a switch is on, or a word is not the first word."""
-        return any(bool(values[:1].any() if is_constant(values) else values.any()) for values in self._of(names))
-
-    def _of(self, names: tuple[str, ...]) -> Iterator[npt.NDArray[np.generic]]:
-        """Iterate over columns by name."""
-        return (getattr(self, name) for name in names)
+        for name in names:
+            values = getattr(self, name)
+            if (values[:1] if is_constant(values) else values).any():
+                return True
+        return False
 
     def at(self, row: int) -> Layout:
         """Return a row as a record."""

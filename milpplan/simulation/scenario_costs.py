@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from milpplan.problem import Problem
 from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns
-from milpplan.simulation.layout_costs import CostTable
 from milpplan.simulation.mixed_costs import AnyTable, RankCosts, ReplicaCosts, cluster_costs
 
 SHIFT: Final = 30
@@ -130,9 +129,3 @@ class Scenarios:
 
 SearchTable = AnyTable | ScenarioTable
 """Constants of many layouts of a search."""
-
-
-def own_tables(costs: SearchTable) -> tuple[CostTable, ...]:
-    """Return the tables by scenario, in a cluster with equal hardware everywhere; else none."""
-    tables = costs.tables if isinstance(costs, ScenarioTable) else (costs,)
-    return tuple(table for table in tables if isinstance(table, CostTable))

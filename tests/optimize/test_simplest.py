@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from milpplan import Plan, PlanResult, SolveOptions, simulate, solve
-from milpplan.answers import num_untested_terms
+from milpplan.optimize.records import untested_terms
 from milpplan.optimize.search.simplest import SIMULATED, Simplicity, searched_gap, simplicity
 from milpplan.problem import Problem
 from milpplan.simulation import usable_memory_bytes
@@ -21,7 +21,7 @@ GAP = 0.05
 
 def order(problem: Problem, plan: Plan) -> Simplicity:
     """The simplicity of a plan with the shipped table of measured runs."""
-    return simplicity(plan, lambda other: num_untested_terms(problem, other))
+    return simplicity(plan, untested_terms(problem))
 
 
 def value_of(problem: Problem, plan: Plan) -> float:

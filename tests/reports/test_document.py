@@ -25,9 +25,9 @@ from milpplan.reports.documents.document import (
     read_plan,
     result_document,
     simulation_document,
-    tolerance_text,
 )
 from milpplan.reports.documents.plan_file import PlanDocument, PlanFile, plan_document
+from milpplan.units import tolerance_text
 from tests.refusals import in_three_parts
 from tests.simulation.cases import even_plan, problem_of
 from tests.small import small_problem

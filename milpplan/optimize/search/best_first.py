@@ -39,7 +39,7 @@ from milpplan.simulation import (
 )
 from milpplan.simulation.bulk.simulate_many import simulate_known, together
 from milpplan.simulation.mixed_costs import ReplicaCosts
-from milpplan.simulation.scenario_costs import ScenarioCosts, Scenarios, SearchTable, own_tables
+from milpplan.simulation.scenario_costs import ScenarioCosts, Scenarios, ScenarioTable, SearchTable
 
 BLOCK = 2048
 """Number of layouts whose constants are computed together."""
@@ -317,7 +317,9 @@ class Search:
         costs = self.costs_of(part)
         self.cost_cache.keep(rows, costs)
         if self._simulates_in_batches:
-            for known, table in zip(self.step_tables, own_tables(costs), strict=True):
+            tables = costs.tables if isinstance(costs, ScenarioTable) else (costs,)
+            for known, table in zip(self.step_tables, tables, strict=True):
+                assert isinstance(table, CostTable), "all hardware is equal"
                 known.add(rows, table)
         if self.problem.space.kind == "uniform":
             self._bound_uniform(rows, part, costs)

@@ -57,11 +57,6 @@ CAUSAL_TEXT = {"use_bidirectional_attention": "vision"}
 """Values beside those of ``FIXED`` that change nothing for tokens of text."""
 
 
-def is_huggingface_config(data: Mapping[str, object]) -> bool:
-    """Tell a Hugging Face config from a ``ModelSpec``, both JSON objects."""
-    return "model_type" in data or "architectures" in data or isinstance(data.get("text_config"), dict)
-
-
 def model_from_config(config: object, name: str, ignore: Collection[str] = ()) -> ModelSpec:
     """Build the model that a Hugging Face config describes.
 

@@ -12,9 +12,16 @@ from milpplan.lengths.records import Beside, LengthGroup, MicroBatches, RanGroup
 from milpplan.problem import Layout, Problem, Recompute
 from milpplan.problem.records import Computed, NonNegativeFloat, PositiveFloat, PositiveInt, Record
 from milpplan.reports.blocks import Block, Paragraph, Table
-from milpplan.reports.documents.document import tolerance_text
 from milpplan.reports.words.plan_words import cost_model_text, narrowings
-from milpplan.units import bytes_text, counted, gap_text, lower_bound_text, percent_text, seconds_text
+from milpplan.units import (
+    bytes_text,
+    counted,
+    gap_text,
+    lower_bound_text,
+    percent_text,
+    seconds_text,
+    tolerance_text,
+)
 from milpplan.version import __version__
 
 Share = Annotated[float, Field(ge=0, le=1)]

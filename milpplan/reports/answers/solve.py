@@ -26,7 +26,7 @@ from milpplan.reports.answers.step import (
     step_headline,
 )
 from milpplan.reports.blocks import Block, Fact, Paragraph
-from milpplan.reports.documents.document import layouts_document, regret_sentence, tolerance_text
+from milpplan.reports.documents.document import layouts_document, regret_sentence
 from milpplan.reports.words.plan_words import hybrid_text, scope_text
 from milpplan.reports.words.result_words import (
     bar_range_text,
@@ -53,6 +53,7 @@ from milpplan.units import (
     printable,
     rate_text,
     seconds_text,
+    tolerance_text,
 )
 from milpplan.validation import Evidence
 

@@ -44,7 +44,7 @@ from milpplan.reports.words.result_words import (
 )
 from milpplan.simulation import StepReport
 from milpplan.simulation.report import MemoryVerdict
-from milpplan.units import percent_text
+from milpplan.units import percent_text, tolerance_text
 from milpplan.validation import Evidence
 
 CLASS_EDGES: Final = (1.0, 1.01, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 4.0)
@@ -596,17 +596,6 @@ def proof_sentence(
         return f"Feasible: proved within the gap given, not within {tolerance_text(tolerance)}, for {model}."
     proved = "nothing was proved" if bound is None else "no plan is below the bound: proved"
     return f"No plan was found before the search stopped; {proved}, for {model}."
-
-
-def tolerance_text(tolerance: float) -> str:
-    """Write a tolerance exactly, in the shorter notation: 0.001 as 1e-3, 0.01 as 0.01."""
-    text = f"{tolerance:g}" if float(f"{tolerance:g}") == tolerance else repr(float(tolerance))
-    mantissa, _, exponent = text.partition("e")
-    if not exponent and 0 < tolerance <= 1e-3:
-        scientific = f"{tolerance:e}" if float(f"{tolerance:e}") == tolerance else f"{tolerance:.16e}"
-        mantissa, _, exponent = scientific.partition("e")
-        mantissa = mantissa.rstrip("0").rstrip(".")
-    return f"{mantissa}e{int(exponent)}" if exponent else mantissa
 
 
 def document_text(document: Record) -> str:

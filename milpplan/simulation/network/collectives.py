@@ -70,12 +70,6 @@ def _bus_arrays(table: BusTable) -> tuple[FloatArray, FloatArray, FloatArray]:
     return np.log(counts), np.log(sizes), np.log(sizes / times)
 
 
-def _bus_table(hardware: HardwareSpec, operation: Operation) -> BusTable:
-    """Return the measured table of an operation inside a domain."""
-    table: BusTable = getattr(hardware.scale_up, operation)
-    return table
-
-
 def bus_bandwidth_bytes_per_s(
     hardware: HardwareSpec, operation: Operation, num_bytes: Numbers, size: Numbers
 ) -> FloatArray:
@@ -83,7 +77,7 @@ def bus_bandwidth_bytes_per_s(
 
     num_bytes: message; size: ranks; any shapes that broadcast. Source: the hardware file's measured table.
     """
-    log_counts, log_sizes, values = _bus_arrays(_bus_table(hardware, operation))
+    log_counts, log_sizes, values = _bus_arrays(getattr(hardware.scale_up, operation))
     row, row_weight = grid_position(log_counts, log_of(size))
     column, column_weight = grid_position(log_sizes, log_of(num_bytes))
     row_above = np.minimum(row + 1, len(log_counts) - 1)
@@ -98,8 +92,8 @@ def _inside_s(hardware: HardwareSpec, operation: Operation, num_bytes: FloatArra
 
     The smallest measured message gives a lower limit.
     """
-    floor = _bus_table(hardware, operation).message_bytes[0]
-    message = np.maximum(num_bytes, floor)
+    table: BusTable = getattr(hardware.scale_up, operation)
+    message = np.maximum(num_bytes, table.message_bytes[0])
     rate = bus_bandwidth_bytes_per_s(hardware, operation, message, size)
     return wire_factor(operation, size, hardware.scale_up.in_network_reduction) * message / rate
 
@@ -119,14 +113,6 @@ def _network_bandwidth(hardware: HardwareSpec, group: GroupPlace) -> FloatArray:
     if congestion_s:
         network = 1.0 / (1.0 / network + congestion_s * group.domains)
     return np.asarray(network)
-
-
-def _ring_bandwidth(hardware: HardwareSpec, operation: Operation, group: GroupPlace) -> FloatArray:
-    """Return the bus bandwidth across domains: the members' NICs, or slower links inside a domain, in bytes/s."""
-    network = _network_bandwidth(hardware, group)
-    largest = _bus_table(hardware, operation).message_bytes[-1]
-    inside = bus_bandwidth_bytes_per_s(hardware, operation, largest, group.members)
-    return np.where(group.members > 1, np.minimum(inside, network), network)
 
 
 def _ring_of(hardware: HardwareSpec) -> CollectiveVariant:
@@ -180,8 +166,12 @@ def _across_s(
     hardware: HardwareSpec, operation: Operation, num_bytes: FloatArray, group: GroupPlace
 ) -> FloatArray:
     """Time the fastest variant across domains: latency + factor * bytes / (fraction * ring bandwidth)."""
-    wire_s = wire_factor(operation, group.size) * num_bytes
-    wire_s = wire_s / _ring_bandwidth(hardware, operation, group)
+    # The rate of a ring is that of the members' NICs, or of slower links inside a domain.
+    network = _network_bandwidth(hardware, group)
+    largest = getattr(hardware.scale_up, operation).message_bytes[-1]
+    inside = bus_bandwidth_bytes_per_s(hardware, operation, largest, group.members)
+    ring = np.where(group.members > 1, np.minimum(inside, network), network)
+    wire_s = wire_factor(operation, group.size) * num_bytes / ring
     times = [
         _variant_latency_s(hardware, variant, operation, group) + wire_s / variant.bandwidth_fraction
         for variant in (_ring_of(hardware), *hardware.scale_out.variants)

@@ -44,13 +44,6 @@ class GroupPlace(NamedTuple):
     """Position among pods; None without pods."""
 
 
-def _smallest_part(hardware: HardwareSpec, block: IntArray) -> IntArray:
-    """Find the minimum number of ranks that a block of consecutive ranks has in a domain, for the best segment."""
-    segments = hardware.scale_up.segments or (hardware.scale_up.num_gpus,)
-    parts = [np.gcd(block, np.int64(segment)) for segment in segments]
-    return np.asarray(np.maximum.reduce(parts))
-
-
 def group_place(
     hardware: HardwareSpec, size: Numbers, stride: Numbers, blocks: Numbers = 1, block_stride: Numbers = 1
 ) -> GroupPlace:
@@ -85,7 +78,10 @@ def _row(hardware: HardwareSpec, size: IntArray, step: IntArray) -> GroupPlace:
     """Find the position of groups of ``size`` ranks ``step`` apart."""
     block = size * step
     ranks = block // step
-    members, domains = _parts(ranks, step, _smallest_part(hardware, block), hardware.scale_up.num_gpus)
+    # Minimum number of ranks that a block of consecutive ranks has in a domain, for the best segment.
+    segments = hardware.scale_up.segments or (hardware.scale_up.num_gpus,)
+    part = np.maximum.reduce([np.gcd(block, np.int64(segment)) for segment in segments])
+    members, domains = _parts(ranks, step, part, hardware.scale_up.num_gpus)
     beyond = None
     if hardware.pods is not None:
         pod = np.int64(hardware.pods.num_gpus)
