@@ -36,7 +36,7 @@ from milpplan.launchers.expressible import (
     whole_nodes,
     word,
 )
-from milpplan.launchers.records import Refusal, check_gpus, described, job_of
+from milpplan.launchers.records import AT_MOST, DEFERRED, Refusal, check_gpus, described, job_of
 from milpplan.launchers.settings import Settings, admitted, check_priced
 from milpplan.problem import Layout, Plan, Problem
 from milpplan.problem.reading import shown
@@ -259,7 +259,7 @@ def _length(settings: Settings) -> tuple[int, tuple[str, ...]]:
     if LENGTHS[0] in given or packed:
         return next(iter(given.values())), ()
     name = next(iter(given))
-    return given[name], (f"All sequences are priced as {name} tokens: without packing they are at most as long.",)
+    return given[name], (AT_MOST.format(name),)
 
 
 def _recomputes(settings: Settings, program: str | None) -> bool:
@@ -314,10 +314,7 @@ def _accumulates(settings: Settings, plan: Plan) -> tuple[str, ...]:
     settings.looked_at.add(name)
     if plan.layout.num_micro_batches == 1 or plan.layout.zero_stage == 0 or settings.get(name):
         return ()
-    return (
-        "Without sync_each_batch FSDP keeps whole gradients between micro-batches and reduces them once a step; "
-        "they are priced as sharded and reduced in each.",
-    )
+    return (DEFERRED.format("Without sync_each_batch FSDP"),)
 
 
 SCRIPT, CONFIG = "accelerate.sh", "accelerate.yaml"
