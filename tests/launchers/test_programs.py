@@ -334,12 +334,20 @@ def test_verl_updates_its_actor_with_megatrons_arguments() -> None:
     assert [stage.recompute.full for stage in found.plan.virtual_stages] == [16, 16]
     dynamic = f"{A}.use_dynamic_bsz=True {A}.ppo_max_token_len_per_gpu=16384 trainer.nnodes"
     assert read(VERL_SCRIPT.replace("trainer.nnodes", dynamic), model=model).plan.layout.micro_batch_size == 4
+    moved = read(VERL_SCRIPT.replace("param_offload=False", "param_offload=True"), model=model)
+    assert moved.plan == found.plan
+    assert any("move to the host" in note for note in moved.notes)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [
-        ("param_offload=False", "param_offload=True", "param-offload"),
+        ("param_offload=False", "param_offload=$OFFLOAD", "param-offload"),
+        (
+            "trainer.nnodes=2",
+            f"trainer.nnodes=2 +{A}.optim.override_optimizer_config.optimizer_cpu_offload=True",
+            "--optimizer-cpu-offload",
+        ),
         (f"{A}.entropy_coeff=0", f"{A}.entropy_coeff=0.01", "entropy-coeff"),
         ("trainer.nnodes=2", f"trainer.nnodes=2 {A}.something_new=1", "something-new"),
         ("trainer.nnodes=2", "trainer.nnodes=$NODES", "trainer.nnodes"),
@@ -347,7 +355,7 @@ def test_verl_updates_its_actor_with_megatrons_arguments() -> None:
     ],
 )
 def test_settings_of_verl_that_are_not_priced_are_refused_by_name(old: str, new: str, named: str) -> None:
-    """Offloading, the entropy of every token, other workers."""
+    """An update on the processor, the entropy of every token, other workers."""
     with pytest.raises(InvalidInputError, match=named):
         read(VERL_SCRIPT.replace(old, new), model=shipped_model("llama3-8b"))
 
