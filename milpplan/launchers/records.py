@@ -9,7 +9,8 @@ from typing import Any
 
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.megatron.arguments import Arguments, Values
-from milpplan.problem import HardwareSpec, Job, Layout, ModelSpec, Plan, Problem, validated
+from milpplan.problem import HardwareSpec, Job, Layout, Lora, ModelSpec, Plan, Problem, validated
+from milpplan.problem.reading import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +159,44 @@ def check_gpus(asked: int | None, started: int, source: str) -> None:
         )
 
 
-def job_of(layout: Layout, sequence_length: object, **formats: str) -> Job:
+def adapters_of(model: ModelSpec, rank: int, modules: Collection[str] | None, setting: str) -> Lora:
+    """Describe LoRA adapters beside matrices of a model.
+
+    Args:
+        model: the frozen model.
+        rank: rank of the adapters.
+        modules: names of the matrices; None: all matrices of the layers.
+        setting: the setting that names them, for messages.
+
+    Raises:
+        InvalidInputError: a matrix is not in the model, or adapters beside its layers are not priced.
+    """
+    if model.has_experts or model.has_indexers or not all(kind.has_known_adapters for kind in model.kinds):
+        raise InvalidInputError(
+            f"{setting} adds adapters to {model.name}.",
+            "Expected a model of dense layers: which matrices of experts or of recurrences have adapters depends "
+            "on releases.",
+            f"Leave {setting} out to compare it as training of all weights.",
+        )
+    present = model.linear_modules
+    strange = [name for name in modules or () if name not in present]
+    if strange or (modules is not None and not modules):
+        raise InvalidInputError(
+            f"{setting} names {shown(strange[0]) if strange else 'no matrix'} of {model.name}.",
+            f"Expected matrices of its layers: {', '.join(present)}.",
+            f"Correct {setting}.",
+        )
+    chosen = present if modules is None else tuple(name for name in present if name in modules)
+    return validated(Lora, {"rank": rank, "modules": chosen}, "the adapters that the file describes")
+
+
+def job_of(layout: Layout, sequence_length: object, *, lora: Lora | None = None, **formats: str) -> Job:
     """Build the training job of a layout.
 
     Args:
         layout: gives the number of accelerators and the global batch size.
         sequence_length: tokens, as the file has them.
+        lora: adapters; None: all weights are trained.
         formats: number formats, gradient format and kernels, where they are not the defaults.
 
     Raises:
@@ -174,4 +207,19 @@ def job_of(layout: Layout, sequence_length: object, **formats: str) -> Job:
         "global_batch_size": layout.global_batch_size,
         "sequence_length": sequence_length,
     }
-    return validated(Job, data | formats, "the job that the file describes")
+    return validated(
+        Job,
+        {**data, **formats, "lora": None if lora is None else lora.model_dump()},
+        "the job that the file describes",
+    )
+
+
+AT_MOST = "All sequences are priced as {} tokens: without packing they are at most as long."
+"""Note where a file gives the maximum length of sequences."""
+ADAPTERS = "Adapters are on {}."
+"""Note where the matrices with adapters follow from a pattern, or from the model."""
+DEFERRED = (
+    "{} keeps whole gradients between micro-batches and reduces them once a step; they are priced as sharded and "
+    "reduced in each."
+)
+"""Note where sharded gradients wait for the last micro-batch."""

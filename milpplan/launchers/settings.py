@@ -248,8 +248,8 @@ def without(values: Mapping[str, Any], ignored: Collection[str]) -> tuple[dict[s
     left_out: dict[str, Any] = {}
     for asked in ignored:
         bare = asked.lstrip("-")
-        exact = {name: value for name, value in values.items() if _is_in(name, asked)}
-        named = exact or {name: value for name, value in values.items() if _is_in(_spoken(name), _spoken(bare))}
+        exact = {name: value for name, value in values.items() if is_in(name, asked)}
+        named = exact or {name: value for name, value in values.items() if is_in(_spoken(name), _spoken(bare))}
         if not named:
             close = difflib.get_close_matches(bare, map(_spoken, list(values)[:_COMPARED]), n=1)
             raise InvalidInputError(
@@ -267,7 +267,8 @@ def _spoken(name: str) -> str:
     return name.lstrip("-").replace("'", "")
 
 
-def _is_in(name: str, section: str) -> bool:
+def is_in(name: str, section: str) -> bool:
+    """Test whether a name is a setting or stands in its section."""
     return name == section or name.startswith(f"{section}.")
 
 

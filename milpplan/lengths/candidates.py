@@ -35,7 +35,7 @@ from milpplan.simulation import (
 from milpplan.simulation.layers.cost_models import has_own_times
 from milpplan.simulation.layout_costs import layout_costs
 from milpplan.simulation.report import StageMemory
-from milpplan.simulation.states import ADAM_STATE_BYTES, grad_bytes
+from milpplan.simulation.states import grad_bytes
 from milpplan.units import gib_text
 
 FIXED: dict[str, tuple[object, ...]] = {
@@ -217,7 +217,7 @@ def sized(problem: Problem, strategies: Sequence[Candidate], max_quanta: int) ->
     peaks = _Peaks(problem, tuple(strategies[row] for row in usable_rows.tolist()))
     first = peaks.at(np.ones(len(usable_rows), dtype=np.int64))
     states = max(rank.optimizer_bytes for ranks in first for rank in ranks)
-    shares = -(-2 * states * grad_bytes(problem) // ADAM_STATE_BYTES)
+    shares = int(-(-2 * states * grad_bytes(problem) // problem.hardware.software.optimizer_state_bytes))
     shared_memory = _max_quanta(peaks, np.full(len(usable_rows), states + shares), usable, max_quanta)
     return [
         SizedCandidate(candidate, costs, stages, int(own_memory[row]), int(shared_memory[index]))

@@ -18,7 +18,7 @@ from milpplan.lengths.records import LengthSwitch
 from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.lengths.tabled import SwitchTimes
 from milpplan.simulation import usable_memory_bytes
-from milpplan.simulation.states import ADAM_STATE_BYTES, grad_bytes
+from milpplan.simulation.states import grad_bytes
 from milpplan.switching.planning import least_switch_s, switch_costs
 from milpplan.switching.routes import Links
 from milpplan.units import NS_PER_S
@@ -46,7 +46,8 @@ class Switches:
         self.min_seconds: dict[tuple[LayoutKey, LayoutKey], tuple[float, float]] = {}
         states = max(int(stage.state_bytes[2]) for member in pool.members for stage in member.stages)
         # Memory beside moving parameters: optimizer states, and the gradients summed so far.
-        self.beside_bytes = states + -(-states * grad_bytes(pool.problem) // ADAM_STATE_BYTES)
+        each = pool.problem.hardware.software.optimizer_state_bytes
+        self.beside_bytes = states + int(-(-states * grad_bytes(pool.problem) // each))
 
     def _layout_key(self, member: int) -> LayoutKey:
         return self.pool.members[member].candidate.layout_key

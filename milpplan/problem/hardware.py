@@ -232,6 +232,10 @@ OWN_COST_MODEL = "milpplan"
 """Name of milpplan's own cost model, beside the plug-ins of ``milpplan.cost_models``."""
 
 
+FP32_STATE_BYTES = 12
+"""Bytes of a master weight and two Adam moments in fp32."""
+
+
 class Software(Record):
     """Costs of a framework on this hardware that the hardware tables do not contain. The defaults add nothing."""
 
@@ -324,6 +328,9 @@ class Software(Record):
     and gradients are not sharded."""
     reduced_gradient_bytes: Annotated[float, Field(ge=0, le=8)] = 0.0
     """Bytes of a gradient as the replicas send it; 0: those of the accumulated gradient."""
+    optimizer_state_bytes: Annotated[float, Field(ge=2, le=16)] = FP32_STATE_BYTES
+    """Bytes of the optimizer's states per trained parameter. 12: a master weight and two moments in fp32; 4: two
+    moments in 16 bits, of weights that are updated in 16 bits themselves."""
     all_reduces_gradients: bool = False
     """True if replicas all-reduce gradients although ZeRO shards the states. Otherwise they reduce-scatter."""
     master_shards_only: bool = False
@@ -335,6 +342,12 @@ class Software(Record):
     """Memory that the caching allocator reserves beyond fragmentation while memory is free, over the allocated
     peak. PyTorch's CUDA caching allocator returns it before an allocation fails, so it does not decide whether a
     plan fits."""
+
+    @property
+    def states_text(self) -> str:
+        """Words for optimizer states that are not in fp32; empty if they are."""
+        size = self.optimizer_state_bytes
+        return "" if size == FP32_STATE_BYTES else f"optimizer states of {size:g} bytes per parameter"
 
 
 class Uncertainty(Record):

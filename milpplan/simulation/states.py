@@ -18,13 +18,12 @@ from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray, 
 from milpplan.simulation.network import RankGroup, call_s, collectives, placement
 
 FP32_BYTES = 4
-ADAM_STATE_BYTES = 12
-"""fp32 master weight and two fp32 moments."""
 STATE_OFFLOADS = ("offload_weights", "offload_optimizer")
 """Switches that move states of layers off the device."""
-UPDATE_TRAFFIC_BYTES = 38
-"""Adam reads gradient, master and moments (16), writes master, moments and the bf16 weight (14), and the
-gradient is read for the norm and zeroed (8)."""
+UPDATE_TRAFFIC_BYTES = 14
+"""Bytes that Adam moves per parameter beside its states, which it reads and writes: it reads the gradient (4) and
+writes the bf16 weight (2), and the gradient is read for the norm and zeroed (8). An upper bound with gradients in
+16 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,11 @@ def state_bytes(
     total, frozen = np.zeros((3, len(columns))), np.zeros(len(columns))
     for local, trained, replicas, shards in _sharded_groups(columns, parameters):
         for part, (count, per_parameter, sharded_from) in enumerate(
-            ((local, per_weight, 3), (trained, grad_bytes(problem), 2), (trained, ADAM_STATE_BYTES, 1))
+            (
+                (local, per_weight, 3),
+                (trained, grad_bytes(problem), 2),
+                (trained, software.optimizer_state_bytes, 1),
+            )
         ):
             total[part] += count * per_parameter / np.where(stage >= sharded_from, shards, 1)
         frozen += (local - trained) * per_weight / shards
@@ -235,14 +238,18 @@ def gathered_parameters(columns: LayoutColumns, parameters: LocalParameters) -> 
 
 
 def optimizer_s(problem: Problem, columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:
-    """Time the Adam update of the GPU's share, in seconds [n]: bytes over memory bandwidth; 0 for inference."""
+    """Time the Adam update of the GPU's share, in seconds [n]; 0 for inference.
+
+    (14 + 2 s) N / r for N parameters with s bytes of states each and a memory rate of r bytes/s.
+    """
     if problem.inference:
         return np.zeros(len(columns))
     rate = problem.hardware.accelerator.memory_rate_bytes_per_s
+    traffic = UPDATE_TRAFFIC_BYTES + 2 * problem.hardware.software.optimizer_state_bytes
     total = np.zeros(len(columns))
     for _, trained, _, shards in _sharded_groups(columns, parameters):
         share = trained / np.where(columns.zero_stage >= 1, shards, 1)
-        total = total + UPDATE_TRAFFIC_BYTES * share / rate
+        total = total + traffic * share / rate
     return total
 
 

@@ -39,10 +39,10 @@ from milpplan.problem import (
     NoBlock,
     Plan,
 )
+from milpplan.problem.hardware import FP32_STATE_BYTES
 from milpplan.problem.model import Mixer
 from milpplan.simulation import BoolArray, IntArray
 from milpplan.simulation.layers import padded_vocab_size, total_parameters, widths
-from milpplan.simulation.states import ADAM_STATE_BYTES
 
 Split = Literal["rows", "columns", "none"]
 """Dimension that tensor parallelism (etp for experts) divides: outputs of the first linear layer of a pair, inputs
@@ -299,7 +299,7 @@ Box = tuple[int, int, int, int]
 
 def element_bytes(what: What, grad_bytes: int) -> int:
     """Return the bytes per parameter of a state: 2, ``grad_bytes``, or 12 (Adam in fp32)."""
-    return {"parameters": 2, "gradients": grad_bytes, "optimizer": ADAM_STATE_BYTES}[what]
+    return {"parameters": 2, "gradients": grad_bytes, "optimizer": FP32_STATE_BYTES}[what]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import pytest
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.launchers import Imported, ImportRequest
 from milpplan.launchers.accelerate.launcher import PROGRAMS, imported
+from milpplan.problem import Lora
 from tests.simulation.cases import shipped_hardware, shipped_model
 
 YAML = """compute_environment: LOCAL_MACHINE
@@ -126,13 +127,60 @@ def test_deepspeed_under_accelerate_is_a_run_of_deepspeed() -> None:
         read(script(COMMAND.replace("_steps 4", "_steps 8"), UNDER))
 
 
+LORA = "--use_peft --lora_r 16 --lora_dropout 0 --lora_target_modules q_proj v_proj --dtype bfloat16"
+
+
+def test_adapters_are_read() -> None:
+    """Named matrices have adapters beside frozen weights in bf16; all-linear names all matrices of the layers."""
+    adapted = read(script(f"{COMMAND} {LORA}", UNDER))
+    plain = read(script(COMMAND, UNDER))
+    assert adapted.plan == plain.plan
+    assert adapted.problem.job == plain.problem.job.model_copy(update={"lora": Lora(rank=16)})
+    every = read(script(f"{COMMAND} {LORA.replace('q_proj v_proj', 'all-linear')}", UNDER))
+    assert every.problem.job.lora is not None
+    assert every.problem.job.lora.modules == shipped_model("llama3-8b").linear_modules
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "word"),
+    [
+        ("--lora_dropout 0", "", "lora_dropout is None"),
+        ("--lora_dropout 0", "--lora_dropout 0.05", "lora_dropout is 0.05"),
+        ("--lora_r 16", "", "lora_r"),
+        ("q_proj v_proj", "q_proj", "lora_target_modules"),
+        ("q_proj v_proj", "q_proj qkv_proj", "qkv_proj"),
+        ("--use_peft", "--use_peft --lora_modules_to_save lm_head", "lora_modules_to_save"),
+        ("--use_peft", "--use_peft --load_in_4bit", "load_in_4bit"),
+    ],
+)
+def test_adapters_that_are_not_priced_are_refused_by_name(old: str, new: str, word: str) -> None:
+    """Dropout, which is the default, matrices of other names, other trained weights, quantised weights."""
+    with pytest.raises(InvalidInputError, match=word):
+        read(script(f"{COMMAND} {LORA.replace(old, new)}", UNDER))
+
+
+def test_adapters_beside_weights_that_fsdp_shards_are_refused() -> None:
+    """FSDP keeps frozen weights in fp32."""
+    with pytest.raises(InvalidInputError, match="use_peft is true beside 'FSDP'"):
+        read(script(f"{COMMAND} {LORA}"))
+
+
+def test_the_trainers_format_wins() -> None:
+    """The trainer's bf16 replaces the mixed precision of the configuration."""
+    without = YAML.replace("mixed_precision: bf16\n", "")
+    assert without != YAML
+    assert read_yaml(without, {**NUMBERS, "bf16": True}).plan == read_yaml(YAML, NUMBERS).plan
+    with pytest.raises(InvalidInputError, match="mixed_precision"):
+        read_yaml(without, NUMBERS)
+
+
 def test_every_flag_of_lora_is_refused_by_name() -> None:
     """LoRA, quantised weights and another length change the cost: all are named, all can be ignored, and the
     answer says which were."""
     flags = ["use_peft", "lora_r", "load_in_4bit"]
     text = script(f"{COMMAND} --use_peft --lora_r 16 --load_in_4bit --max_length 2048")
-    with pytest.raises(InvalidInputError, match="use_peft = True, lora_r = 16, load_in_4bit = True"):
-        read(text)
+    with pytest.raises(InvalidInputError, match="lora_r = 16, load_in_4bit = True"):
+        read(text, ignored=["use_peft"])
     with pytest.raises(InvalidInputError, match="block_size 8192 and max_length 2048"):
         read(text, ignored=flags)
     found = read(text, ignored=[*flags, "--max_length"])

@@ -11,6 +11,7 @@ import pytest
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers import ImportRequest, target_named
 from milpplan.launchers.megatron.launcher import Imported
+from milpplan.problem import Lora
 from tests.simulation.cases import shipped_hardware, shipped_model
 
 NEOX = """{
@@ -445,12 +446,20 @@ def test_verl_updates_its_actor_with_megatrons_arguments() -> None:
     assert [stage.recompute.full for stage in found.plan.virtual_stages] == [16, 16]
     dynamic = f"{A}.use_dynamic_bsz=True {A}.ppo_max_token_len_per_gpu=16384 trainer.nnodes"
     assert read(VERL_SCRIPT.replace("trainer.nnodes", dynamic), model=model).plan.layout.micro_batch_size == 4
+    moved = read(VERL_SCRIPT.replace("param_offload=False", "param_offload=True"), model=model)
+    assert moved.plan == found.plan
+    assert any("move to the host" in note for note in moved.notes)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [
-        ("param_offload=False", "param_offload=True", "param-offload"),
+        ("param_offload=False", "param_offload=$OFFLOAD", "param-offload"),
+        (
+            "trainer.nnodes=2",
+            f"trainer.nnodes=2 +{A}.optim.override_optimizer_config.optimizer_cpu_offload=True",
+            "--optimizer-cpu-offload",
+        ),
         (f"{A}.entropy_coeff=0", f"{A}.entropy_coeff=0.01", "entropy-coeff"),
         ("trainer.nnodes=2", f"trainer.nnodes=2 {A}.something_new=1", "something-new"),
         ("trainer.nnodes=2", "trainer.nnodes=$NODES", "trainer.nnodes"),
@@ -458,7 +467,7 @@ def test_verl_updates_its_actor_with_megatrons_arguments() -> None:
     ],
 )
 def test_settings_of_verl_that_are_not_priced_are_refused_by_name(old: str, new: str, named: str) -> None:
-    """Offloading, the entropy of every token, other workers."""
+    """An update on the processor, the entropy of every token, other workers."""
     with pytest.raises(InvalidInputError, match=named):
         read(VERL_SCRIPT.replace(old, new), model=shipped_model("llama3-8b"))
 
@@ -499,7 +508,11 @@ def test_llama_factory_recomputes_unless_told_otherwise(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [
-        ("finetuning_type: full", "finetuning_type: lora\nlora_rank: 8", "finetuning_type, lora_rank"),
+        ("finetuning_type: full", "finetuning_type: freeze", "finetuning_type"),
+        ("finetuning_type: full", "finetuning_type: lora\nlora_dropout: 0.1", "lora_dropout"),
+        ("finetuning_type: full", "finetuning_type: lora\nlora_target: q,v", "lora_target_modules names 'q'"),
+        ("finetuning_type: full", "finetuning_type: lora\nquantization_bit: 4", "quantization_bit"),
+        ("finetuning_type: full", "finetuning_type: lora\nadditional_target: lm_head", "additional_target"),
         ("stage: sft", "stage: dpo", "stage"),
         ("bf16: true", "bf16: true\npure_bf16: true", "pure_bf16"),
         ("bf16: true", "fp16: true", "mixed_precision"),
@@ -515,6 +528,16 @@ def test_settings_of_llama_factory_that_are_not_priced_are_refused_by_name(
     """Adapters, preferences, weights of 16 bits, other optimizers; files that are not there."""
     with pytest.raises(InvalidInputError, match=named):
         factory(tmp_path, FACTORY.replace(old, new))
+
+
+def test_adapters_of_llama_factory_are_on_all_matrices_by_default(tmp_path: Path) -> None:
+    """Rank 8 on every matrix of the layers unless told otherwise; the rest of the run is as without adapters."""
+    text = FACTORY.replace("finetuning_type: full", "finetuning_type: lora")
+    found, whole = factory(tmp_path, text), factory(tmp_path)
+    assert found.plan == whole.plan
+    assert found.problem.job.lora == Lora(rank=8, modules=found.problem.model.linear_modules)
+    named = factory(tmp_path, text + "lora_rank: 16\nlora_target: q_proj,v_proj\n")
+    assert named.problem.job.lora == Lora(rank=16)
 
 
 def test_offloading_in_a_named_configuration_is_refused(tmp_path: Path) -> None:
@@ -584,3 +607,12 @@ def test_accelerate_names_a_configuration_of_deepspeed(tmp_path: Path) -> None:
     numbers = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "block_size": 2048}
     found = trained(text, str(tmp_path / "a.yaml"), given=numbers)
     assert (found.plan.layout.zero_stage, found.plan.layout.num_micro_batches) == (3, 4)
+    other = {**Z3, "gradient_accumulation_steps": 2, "compile": {"deepcompile": True}}
+    (tmp_path / "z3.json").write_text(json.dumps(other), encoding="utf-8")
+    with pytest.raises(InvalidInputError, match="gradient_accumulation_steps is 2"):
+        trained(text, str(tmp_path / "a.yaml"), given=numbers)
+    numbers["gradient_accumulation_steps"] = 2
+    with pytest.raises(InvalidInputError, match="deepcompile"):
+        trained(text, str(tmp_path / "a.yaml"), given=numbers)
+    ignored = trained(text, str(tmp_path / "a.yaml"), given=numbers, ignored=["compile"])
+    assert ignored.ignored_flags == ("compile.deepcompile = True",)

@@ -112,6 +112,12 @@ def _two_plans(source: Path, target: Path) -> tuple[Problem, Plan, Plan]:
                 "Expected plans that train all weights: a switch moves the states of all weights.",
                 "Give plans of a job without --lora-rank and --freeze.",
             )
+    if states := problem.hardware.software.states_text:
+        raise InvalidInputError(
+            f"{source} has {states}.",
+            "Expected optimizer states in fp32, whose moves are priced.",
+            "Give plans on hardware with optimizer_state_bytes 12.",
+        )
     for name, (first, second, *words) in pairs.items():
         if first != second:
             raise InvalidInputError(

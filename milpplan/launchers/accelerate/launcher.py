@@ -3,7 +3,7 @@ writing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,9 +36,18 @@ from milpplan.launchers.expressible import (
     whole_nodes,
     word,
 )
-from milpplan.launchers.records import Refusal, check_gpus, described, job_of
-from milpplan.launchers.settings import Settings, admitted, check_priced
-from milpplan.problem import Layout, Plan, Problem
+from milpplan.launchers.records import (
+    ADAPTERS,
+    AT_MOST,
+    DEFERRED,
+    Refusal,
+    adapters_of,
+    check_gpus,
+    described,
+    job_of,
+)
+from milpplan.launchers.settings import Settings, admitted, check_priced, is_in
+from milpplan.problem import Layout, Lora, ModelSpec, Plan, Problem
 from milpplan.problem.reading import shown
 
 _D = "deepspeed_config."
@@ -131,6 +140,11 @@ def imported(request: ImportRequest) -> Imported:
     ]
     stated = _stated(request.given)
     values = {**read.values, **stated}
+    inner = _inner_names(values, names, request.source)
+    names = [name for name in names if name not in inner]
+    if values.get(f"{FLAG}bf16") is True and values.get("distributed_type") != "DEEPSPEED":
+        # The trainer's flag wins (transformers, training_args.py, __post_init__).
+        values["mixed_precision"] = "bf16"
     under = values.get("distributed_type") == "DEEPSPEED"
     steps = values.get(f"{_D}gradient_accumulation_steps") if under else None
     if (
@@ -147,21 +161,76 @@ def imported(request: ImportRequest) -> Imported:
     _check_program(program, request.source)
     _check_trainer(settings, request.source)
     recompute = _recomputes(settings, program)
-    _check_formats(settings)
+    lora = _adapters(settings, spec)
+    _check_formats(settings, lora is not None)
     if settings.get("distributed_type") == "DEEPSPEED":
-        return _under_deepspeed(settings, recompute, replace(request, model=spec), left_out)
+        result = _under_deepspeed(settings, recompute, replace(request, model=spec, ignored=inner), left_out)
+        return _with_adapters(result, lora)
     plan = plan_of(settings, spec, recompute)
     accumulation = _accumulates(settings, plan)
     settings.looked_at |= {f"{FLAG}{name}" for name in (*LENGTHS, "packing")}
     check_priced(settings, ALL_QUIET)
     length, note = _length(settings)
     check_gpus(request.num_gpus, plan.layout.num_gpus, request.source)
-    problem = Problem(model=spec, hardware=request.hardware, job=job_of(plan.layout, length))
+    problem = Problem(model=spec, hardware=request.hardware, job=job_of(plan.layout, length, lora=lora))
     rules = rule_refusals(ACCELERATE, problem, plan.layout)
     refuse(ACCELERATE.name, [*field_refusals(ACCELERATE, plan.layout, num_replicas=1), *rules])
     if program is None and read.program is not None:
         left_out = (*left_out, f"{read.program} (what it does besides its flags)")
-    return Imported(problem, plan, (), left_out, (*note, *accumulation))
+    adapters = () if lora is None else (ADAPTERS.format(", ".join(lora.modules)),)
+    return Imported(problem, plan, (), left_out, (*note, *accumulation, *adapters))
+
+
+def _inner_names(values: Mapping[str, Any], names: Sequence[str], source: str) -> tuple[str, ...]:
+    """Find the ignored names that are settings of the configuration of DeepSpeed that the file names."""
+    file = values.get(DEEPSPEED_FILE)
+    others = [name for name in names if not any(is_in(key, name) for key in values)]
+    if file is None or not others:
+        return ()
+    inside = deepspeed_file(file, source)
+    return tuple(name for name in others if any(is_in(key, name) for key in inside))
+
+
+def _adapters(settings: Settings, model: ModelSpec) -> Lora | None:
+    """Read the LoRA adapters of the trainer; None: all weights are trained.
+
+    Source: trl 1.16.0, trainer/model_config.py; PEFT's ``all-linear`` leaves out the head.
+
+    Raises:
+        InvalidInputError: the adapters are not priced, or the frozen weights are not in bf16.
+    """
+    if not settings.switch(f"{FLAG}use_peft"):
+        return None
+    targets, dropout = (settings.get(f"{FLAG}lora_{name}") for name in ("target_modules", "dropout"))
+    kind = settings.get("distributed_type")
+    frozen = settings.get(f"{FLAG}dtype") or settings.get(f"{FLAG}torch_dtype")
+    wrong = {
+        "lora_dropout": "" if dropout == 0 else f"{shown(dropout)}: its masks and copies are not priced, so 0",
+        "lora_target_modules": "" if targets == "all-linear" or (isinstance(targets, list) and len(targets) > 1)
+        else f"{shown(targets)}: several names of matrices, or all-linear",
+        "use_peft": f"true beside {shown(kind)}: weights that FSDP shards in fp32" if kind == "FSDP" else "",
+        "dtype": "" if kind == "DEEPSPEED" or frozen in ("bfloat16", "auto")
+        else f"{shown(frozen)}: frozen weights are priced in bfloat16",
+    }  # fmt: skip
+    for name, why in wrong.items():
+        if why:
+            raise InvalidInputError(
+                f"{name} is {why}.",
+                "Expected adapters that are priced, beside weights in bf16.",
+                f"Give --set {name}=VALUE, or --ignore use_peft and all flags of LoRA.",
+            )
+    settings.looked_at |= {f"{FLAG}lora_{name}" for name in ("alpha", "task_type")}
+    modules = None if targets == "all-linear" else targets
+    return adapters_of(model, settings.degree(f"{FLAG}lora_r"), modules, "lora_target_modules")
+
+
+def _with_adapters(result: Imported, lora: Lora | None) -> Imported:
+    """Add adapters to an imported problem."""
+    if lora is None:
+        return result
+    job = result.problem.job.model_copy(update={"lora": lora})
+    problem = result.problem.model_copy(update={"job": job})
+    return replace(result, problem=problem, notes=(*result.notes, ADAPTERS.format(", ".join(lora.modules))))
 
 
 def _under_deepspeed(
@@ -187,7 +256,15 @@ def _under_deepspeed(
         }
     numbers = ("per_device_train_batch_size", "gradient_accumulation_steps")
     micro, steps = (settings.size(f"{FLAG}{name}") for name in numbers)
-    values = {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": steps} | values
+    own = {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": steps}
+    for name, number in own.items():
+        if values.get(name, number) != number:
+            raise InvalidInputError(
+                f"{name} is {shown(values[name])} in {shown(file)}, and {number} for the trainer.",
+                "Expected the same in both: Transformers compares them.",
+                "Correct one of them.",
+            )
+    values = own | values
     values |= {
         "milpplan.sequence_length": length,
         "milpplan.recompute": recompute,
@@ -197,8 +274,8 @@ def _under_deepspeed(
     settings.looked_at |= {f"{FLAG}{name}" for name in (*LENGTHS, "packing")}
     settings.looked_at |= {f"{_D}gradient_accumulation_steps", f"{FLAG}optim"}
     check_priced(settings, ALL_QUIET)
-    inner = imported_settings(values, replace(request, ignored=(), given={}))
-    return replace(inner, ignored_flags=left_out, notes=(*note, *inner.notes))
+    inner = imported_settings(values, replace(request, given={}))
+    return replace(inner, ignored_flags=(*left_out, *inner.ignored_flags), notes=(*note, *inner.notes))
 
 
 def _check_program(program: str | None, source: str) -> None:
@@ -259,7 +336,7 @@ def _length(settings: Settings) -> tuple[int, tuple[str, ...]]:
     if LENGTHS[0] in given or packed:
         return next(iter(given.values())), ()
     name = next(iter(given))
-    return given[name], (f"All sequences are priced as {name} tokens: without packing they are at most as long.",)
+    return given[name], (AT_MOST.format(name),)
 
 
 def _recomputes(settings: Settings, program: str | None) -> bool:
@@ -280,8 +357,9 @@ def _recomputes(settings: Settings, program: str | None) -> bool:
     return any(given.values())
 
 
-def _check_formats(settings: Settings) -> None:
-    """Check for bf16 with fp32 weights, and for a fused attention.
+def _check_formats(settings: Settings, adapted: bool) -> None:
+    """Check for bf16 with fp32 weights (any weights where they are frozen beside adapters), and for a fused
+    attention.
 
     Raises:
         InvalidInputError: the formats or the attention differ.
@@ -295,7 +373,7 @@ def _check_formats(settings: Settings) -> None:
     }
     # Accelerate converts sharded weights to fp32 (utils/fsdp_utils.py, fsdp2_prepare_model), and DeepSpeed keeps
     # such copies of all. Nothing else does.
-    free = settings.get("distributed_type") in ("FSDP", "DEEPSPEED")
+    free = adapted or settings.get("distributed_type") in ("FSDP", "DEEPSPEED")
     for name in (f"{FLAG}dtype", f"{FLAG}torch_dtype"):
         wanted = {**wanted, name: (None, "float32", *(("auto", "bfloat16", "float16") if free else ()))}
     for name, values in wanted.items():
@@ -314,10 +392,7 @@ def _accumulates(settings: Settings, plan: Plan) -> tuple[str, ...]:
     settings.looked_at.add(name)
     if plan.layout.num_micro_batches == 1 or plan.layout.zero_stage == 0 or settings.get(name):
         return ()
-    return (
-        "Without sync_each_batch FSDP keeps whole gradients between micro-batches and reduces them once a step; "
-        "they are priced as sharded and reduced in each.",
-    )
+    return (DEFERRED.format("Without sync_each_batch FSDP"),)
 
 
 SCRIPT, CONFIG = "accelerate.sh", "accelerate.yaml"

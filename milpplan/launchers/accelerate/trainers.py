@@ -161,6 +161,8 @@ def trainer_values(trainer: Trainer, data: Mapping[str, Any], request: ImportReq
             value if isinstance(value, str | bool) else None, value
         )
     values |= {} if trainer is TRL else _distribution(said, num_gpus)
+    if trainer is LLAMA_FACTORY and said.get("finetuning_type") == "lora":
+        values |= _factory_adapters(values)
     if trainer is LLAMA_FACTORY:
         off = said.get("disable_gradient_checkpointing", False)
         values.pop("--disable_gradient_checkpointing", None)
@@ -171,6 +173,24 @@ def trainer_values(trainer: Trainer, data: Mapping[str, Any], request: ImportReq
             # Weights are loaded in the format of the products (utils/config/__init__.py).
             values["--dtype"] = "bfloat16"
     return values
+
+
+def _factory_adapters(values: dict[str, Any]) -> dict[str, Any]:
+    """Take LLaMA-Factory's settings of adapters out of ``values`` and write them as TRL's flags.
+
+    Frozen weights are loaded in bf16 (hparams/parser.py, compute_dtype; model/adapter.py).
+    """
+    del values["--finetuning_type"]
+    rank, dropout = values.pop("--lora_rank", 8), values.get("--lora_dropout", 0)
+    target = values.pop("--lora_target", "all")
+    names = [name.strip() for name in target.split(",")] if isinstance(target, str) else target
+    return {
+        "--use_peft": True,
+        "--lora_r": rank,
+        "--lora_dropout": dropout,
+        "--lora_target_modules": "all-linear" if names == ["all"] else names,
+        "--dtype": "bfloat16",
+    }
 
 
 _ACCELERATES = ("distributed_type", "deepspeed_config", "parallelism_config")

@@ -1,7 +1,8 @@
 """Launcher NeMo AutoModel, export and import: the YAML of its recipe, and scripts that run it on every node.
 
 Source of ``automodel_keys.json``: nemo-automodel 0.7.0, recipes/llm/train_ft.py and recipes/_dist_utils.py,
-components/distributed/config.py, components/checkpoint/config.py, components/training/step_scheduler.py.
+components/distributed/config.py, components/checkpoint/config.py, components/training/step_scheduler.py;
+settings of ``peft``: NVIDIA-NeMo/Automodel at 36044ad3, components/_peft/lora.py (PeftConfig).
 
 **Settings** of a recipe from a plan, and back: FSDP2, or unsharded replicas by DDP.
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -39,9 +41,17 @@ from milpplan.launchers.expressible import (
     recompute_refusals,
     refuse,
     rule_refusals,
-    word,
 )
-from milpplan.launchers.records import Refusal, check_gpus, described, job_of
+from milpplan.launchers.records import (
+    ADAPTERS,
+    AT_MOST,
+    DEFERRED,
+    Refusal,
+    adapters_of,
+    check_gpus,
+    described,
+    job_of,
+)
 from milpplan.launchers.scripts import header, torchrun_script
 from milpplan.launchers.settings import Settings, admitted, check_priced, nested
 from milpplan.launchers.shell.launch_text import load_yaml
@@ -128,8 +138,7 @@ def plan_of(settings: Settings, model: ModelSpec, world: int | None) -> Plan:
         settings.size("step_scheduler.global_batch_size"),
     )
     several = dp * size["cp"] > 1
-    once = size["pp"] == 1 and batch == local * dp
-    stage = _zero_stage(settings, size["ep"], size["pp"] > 1, once) if sharded and several else 0
+    stage = _zero_stage(settings, size["ep"], size["pp"] > 1) if sharded and several else 0
     groups = _sharding_groups(settings, model, dp) if sharded else 1
     for name in (
         "dp_replicate_size",
@@ -185,18 +194,16 @@ def _sharding_groups(settings: Settings, model: ModelSpec, dp: int) -> int:
     return groups
 
 
-def _zero_stage(settings: Settings, ep: int, pipelined: bool, once: bool) -> int:
+def _zero_stage(settings: Settings, ep: int, pipelined: bool) -> int:
     """Return the ZeRO stage.
 
     In a pipeline nothing is sharded until all micro-batches have run: ZeRO 1. By default weights are gathered
-    again in the backward pass, except in a pipeline (components/distributed/parallelizer.py). With a single
-    micro-batch per step (``once``) there is nothing to defer.
+    again in the backward pass, except in a pipeline (components/distributed/parallelizer.py).
     """
     reshards = settings.get(f"{D}reshard_after_forward")
     reshard = not pipelined if reshards is None else settings.switch(f"{D}reshard_after_forward")
-    if settings.switch(f"{D}defer_fsdp_grad_sync") != pipelined and not once:
-        what = "gradients are whole under a pipeline" if pipelined else "a plan reduces in every micro-batch"
-        raise _strange(f"{D}defer_fsdp_grad_sync", not pipelined, f"{word(pipelined)}: {what}")
+    if not settings.switch(f"{D}defer_fsdp_grad_sync") and pipelined:
+        raise _strange(f"{D}defer_fsdp_grad_sync", False, "true: gradients are whole under a pipeline")
     if pipelined and reshard:
         raise _strange(
             f"{D}reshard_after_forward",
@@ -383,6 +390,7 @@ PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "model._target_": ("NeMoAutoModelForCausalLM.from_config", "NeMoAutoModelForCausalLM.from_pretrained"),
     "optimizer._target_": ("AdamW", "Adam", "FusedAdam"),
     "distributed.mp_policy._target_": ("MixedPrecisionPolicy",),
+    "peft._target_": ("PeftConfig",),
     "loss_fn._target_": ("MaskedCrossEntropy", "TEParallelCrossEntropy", "CrossEntropyLoss", "cross_entropy"),
 }
 """Names that decide the model, the training and the update: the last parts of the names that are priced."""
@@ -409,15 +417,28 @@ def imported(request: ImportRequest) -> Imported:
     stated = flat(load_yaml(request.text, request.source, "automodel")) | dict(request.given)
     said = {name: _translated(value) for name, value in stated.items()}
     settings, left_out = admitted(said, schema, request.ignored, "NeMo AutoModel", QUIET)
-    notes = _looked_at(settings)
-    length = settings.size("dataset.seq_length" if "dataset.seq_length" in settings.values else "dataset.seq_len")
+    _check_programs(settings)
+    notes: list[str] = []
+    name = "dataset.seq_length" if "dataset.seq_length" in settings.values else "dataset.seq_len"
+    length = settings.size(name)
+    if name in request.given or name != "dataset.seq_len":
+        notes.append(AT_MOST.format(length))
     plan = plan_of(settings, spec, request.num_gpus)
+    layout = plan.layout
+    if layout.pp == 1 and layout.zero_stage and layout.num_micro_batches > 1:
+        notes += [DEFERRED.format("defer_fsdp_grad_sync")] * settings.switch(f"{D}defer_fsdp_grad_sync")
+    formats, software = _formats(settings, spec, notes)
+    modules = _adapted(settings, spec, notes)
+    lora = None if modules is None else adapters_of(spec, settings.degree("peft.dim"), modules, _TARGETS)
     check_priced(settings, QUIET)
-    check_gpus(request.num_gpus, plan.layout.num_gpus, request.source)
-    problem = Problem(model=spec, hardware=request.hardware, job=job_of(plan.layout, length))
-    fields, rules = field_refusals(AUTOMODEL, plan.layout), rule_refusals(AUTOMODEL, problem, plan.layout)
-    refuse(AUTOMODEL.name, [*automodel_refusals(problem), *fields, *rules])
-    return Imported(problem, plan, (), left_out, notes)
+    check_gpus(request.num_gpus, layout.num_gpus, request.source)
+    hardware = request.hardware.model_copy(
+        update={"software": request.hardware.software.model_copy(update=software)}
+    )
+    job = job_of(layout, length, lora=lora, **formats)
+    problem = Problem(model=spec, hardware=hardware, job=job)
+    refuse(AUTOMODEL.name, [*field_refusals(AUTOMODEL, layout), *rule_refusals(AUTOMODEL, problem, layout)])
+    return Imported(problem, plan, (), left_out, tuple(notes))
 
 
 def _translated(value: Any) -> Any:
@@ -426,29 +447,113 @@ def _translated(value: Any) -> Any:
     return words.get(value, value) if isinstance(value, str) else value
 
 
-def _looked_at(settings: Settings) -> tuple[str, ...]:
-    """Check the settings that decide the model, the training and the formats; note settings that the file leaves
-    open.
+_FP32 = ("float32", "fp32", "torch.float32")
+_BF16 = ("bfloat16", "bf16", "torch.bfloat16", "auto")
+"""Formats of weights; ``auto`` is that of the checkpoint, and bf16 in a model from a configuration
+(_transformers/auto_model.py)."""
+_WEIGHTS = ("model.torch_dtype", "model.dtype")
+HALF_STATES: Mapping[str, object] = {
+    "optimizer_state_bytes": 4,
+    "reduced_gradient_bytes": 4,
+    "master_shards_only": False,
+}
+"""Fields of ``Software`` with weights in bf16: PyTorch's Adam keeps its moments in the format of the weights,
+without a master weight; FSDP2 reduces in fp32 (components/distributed/config.py, mp_policy)."""
+EAGER_SCORE_BYTES = 6
+"""Bytes of a score that the eager attention keeps: its softmax in fp32, and a copy in bf16 for the product with
+the values (transformers 5.24.0, models/gemma2/modeling_gemma2.py, eager_attention_forward)."""
+_TARGETS = "peft.target_modules"
+
+
+def _formats(settings: Settings, model: ModelSpec, notes: list[str]) -> tuple[dict[str, str], dict[str, object]]:
+    """Read the formats of weights, gradients and states, and the attention kernel.
+
+    Returns:
+        Fields of the job, and fields of ``Software``.
 
     Raises:
-        InvalidInputError: the model, training, update or format is not priced.
+        InvalidInputError: a format or the attention is not priced.
+    """
+    formats: dict[str, str] = {}
+    software: dict[str, object] = {}
+    names = [name for name in _WEIGHTS if settings.get(name) is not None]
+    weights = settings.get(names[0]) if names else "auto"
+    for name in names:
+        if settings.get(name) != weights or weights not in (*_FP32, *_BF16):
+            raise _other(name, settings.get(name), "float32 or bf16, in one setting")
+    if weights not in _FP32:
+        formats["grad_dtype"] = "bf16"
+        software |= HALF_STATES
+    if weights == "auto":
+        notes.append(
+            f"{'model.torch_dtype is auto' if names else 'model.torch_dtype is not in the file'}: weights and "
+            "states of the optimizer are priced in bf16, which most checkpoints have."
+        )
+    # Every choice of these formats is priced.
+    settings.looked_at |= {f"distributed.mp_policy.{name}" for name in ("param_dtype", "reduce_dtype")}
+    attention = settings.get("model.attn_implementation")
+    if attention == "eager" and not model.has_indexers:
+        formats["attention_kernel"] = "unfused"
+        software["score_kept_bytes"] = EAGER_SCORE_BYTES
+    elif attention not in (None, "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "te"):
+        raise _other("model.attn_implementation", attention, "eager, or a fused one such as sdpa")
+    return formats, software
+
+
+def _adapted(settings: Settings, model: ModelSpec, notes: list[str]) -> list[str] | None:
+    """Read which matrices have LoRA adapters; None: all weights are trained.
+
+    A pattern is matched with the whole name of a module (components/_peft/module_matcher.py).
+
+    Raises:
+        InvalidInputError: a pattern names modules by other than names and asterisks, modules of some layers alone,
+            or the head.
+    """
+    stated = [name for name in settings.values if name.startswith("peft.")]
+    if not stated:
+        return None
+    if any(settings.get(name) in _FP32 for name in _WEIGHTS):
+        raise _other(
+            stated[0], settings.values[stated[0]], "weights in bf16 beside adapters, not frozen ones in fp32"
+        )
+    given = settings.get(_TARGETS)
+    patterns = [given] if isinstance(given, str) else given or ["*_proj"]
+    if not all(re.fullmatch(r"[\w.*]{1,200}", pattern) for pattern in patterns):
+        raise _other(_TARGETS, given, "names of modules with asterisks")
+    # An asterisk after a dot takes the dot along (_compile_wildcard_pattern).
+    globs = [re.sub(r"\.?\*+", "*", pattern) for pattern in patterns]
+    modules: list[str] = []
+    for name in model.linear_modules:
+        block = "self_attn" if name in _ATTENTION else "mlp"
+        hits = {
+            any(fnmatchcase(f"model.layers.{layer}.{block}.{name}", glob) for glob in globs)
+            for layer in range(model.num_layers)
+        }
+        if len(hits) > 1:
+            raise _other(_TARGETS, given, "the same modules in all layers")
+        modules += [name] * hits.pop()
+    if any(fnmatchcase("lm_head", glob) for glob in globs):
+        raise _other(_TARGETS, given, "modules of layers: adapters of the head are not priced")
+    notes.append(ADAPTERS.format(", ".join(modules)))
+    settings.looked_at |= {"peft.alpha", "peft.lora_A_init", "peft.use_triton", "peft.dropout_position"}
+    return modules
+
+
+_ATTENTION = frozenset(
+    ("q_proj", "k_proj", "v_proj", "o_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
+)
+
+
+def _check_programs(settings: Settings) -> None:
+    """Check the settings that decide the model, the training and the update.
+
+    Raises:
+        InvalidInputError: the model, training or update is not priced.
     """
     for name, priced in PROGRAMS.items():
         value = settings.get(name)
         if value is not None and not any(value == suffix or value.endswith(f".{suffix}") for suffix in priced):
             raise _other(name, value, " or ".join(priced))
-    for name in ("model.torch_dtype", "model.dtype"):
-        value = settings.get(name)
-        if value not in (None, "float32", "fp32", "torch.float32"):
-            raise _other(name, value, "float32: weights in fp32, products in bf16")
-    # Every choice of these formats is priced.
-    settings.looked_at |= {f"distributed.mp_policy.{name}" for name in ("param_dtype", "reduce_dtype")}
-    attention = settings.get("model.attn_implementation")
-    if attention not in (None, "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "te"):
-        raise _other("model.attn_implementation", attention, "a fused one, such as sdpa or flash_attention_2")
-    if {"model.torch_dtype", "model.dtype"} & set(settings.values):
-        return ()
-    return ("model.torch_dtype is not in the file: weights and states of the optimizer are priced in fp32.",)
 
 
 def _other(name: str, value: object, priced: str) -> InvalidInputError:

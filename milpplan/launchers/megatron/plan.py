@@ -155,6 +155,12 @@ def check_problem(problem: Problem, version: str) -> None:
             "Expected a job that trains all weights: milpplan writes no adapters and no frozen parts.",
             "Copy the degrees of the plan, or solve again without --lora-rank and --freeze.",
         )
+    if states := problem.hardware.software.states_text:
+        raise IllegalPlanError(
+            f"The plan has {states}.",
+            "Expected a master weight and two moments in fp32, which are written.",
+            "Copy the degrees of the plan.",
+        )
     if problem.other_hardware:
         names = ", ".join(hardware.name for hardware in problem.node_types)
         raise IllegalPlanError(

@@ -443,14 +443,14 @@ VERL = Program(
         "moe_token_dispatcher_type": "alltoall",
     },
     neutral={
-        "param_offload": False, "grad_offload": False, "optimizer_offload": False, "use_dynamic_bsz": False,
+        "use_dynamic_bsz": False,
         "use_mbridge": True, "vanilla_mbridge": True, "dtype": "bfloat16", "use_prefix_grouper": False,
         "forward_only": False, "ppo_epochs": 1, "calculate_entropy": False, "entropy_coeff": 0,
         "strategy": "megatron", "freeze_vision_tower": False,
     },
     quiet={
         r"data\..*|algorithm\..*|trainer\..*|critic\..*|reward.*|custom_reward.*|ray_kwargs\..*|hydra\..*|"
-        r"global_profiler\..*|actor_rollout_ref\.(rollout|ref|model)\..*": (
+        r"global_profiler\..*|actor_rollout_ref\.((rollout|ref|model)\..*|nccl_timeout)": (
             "rollouts, rewards, data, records and other models"
         ),
         r"optim\..*|checkpoint\..*|clip_.*|kl_.*|use_kl_loss|loss_agg_mode|policy_loss\..*|shuffle|tau_.*|"
@@ -460,7 +460,15 @@ VERL = Program(
         ),
     },
 )  # fmt: skip
-_ACTOR = re.compile(r"actor_rollout_ref\.actor\.(megatron\.(override_transformer_config\.)?)?")
+_ACTOR = re.compile(
+    r"actor_rollout_ref\.actor\.(megatron\.(override_transformer_config\.)?|optim\.override_optimizer_config\.)?"
+)
+_HOSTED = ("param_offload", "grad_offload", "optimizer_offload")
+_MOVED = (
+    "Weights, gradients or states move to the host after an update and back before the next (*_offload): the step "
+    "is priced without these moves."
+)
+"""Note on what waits on the host during the rollouts (verl/workers/engine/base.py, BaseEngineCtx)."""
 
 
 def _verl(words: Sequence[str], request: ImportRequest) -> Given:
@@ -490,6 +498,8 @@ def _verl(words: Sequence[str], request: ImportRequest) -> Given:
     values.pop("ppo_mini_batch_size", None)
     values |= {"global_batch_size": sequences, "seq_length": length}
     values["micro_batch_size"] = values.pop("ppo_micro_batch_size_per_gpu", None)
+    moves = [values.pop(name) for name in _HOSTED if isinstance(values.get(name), bool)]
+    notes += [_MOVED] if any(moves) else []
     if values.pop("use_dynamic_bsz", False) is True:
         tokens = number["actor_rollout_ref.actor.ppo_max_token_len_per_gpu"]
         values["micro_batch_size"] = _packed(tokens, values, world)
