@@ -17,7 +17,7 @@ from milpplan.reports.documents.plan_file import PlanFile, plan_document
 from tests.calibration.test_gemm_table import products
 from tests.calibration.test_nccl import log
 from tests.fuzzing import FILE, Language, Seed
-from tests.launchers.test_fuzz import TARGETS, file_of
+from tests.launchers.test_fuzz import NAMES_ITS_MODEL, TARGETS, file_of
 from tests.small import small_hardware, small_model, small_problem
 from tests.studies.cases import QUICK
 from tests.validation.cases import record
@@ -149,7 +149,7 @@ def of_measurements() -> list[Seed]:
 
 def of_launchers(name: str) -> list[Seed]:
     """``import`` and ``gap`` of a launcher's files."""
-    model = ("--model", "llama3-8b") if name in ("accelerate", "automodel") else ()
+    model = ("--model", "llama3-8b") if name in NAMES_ITS_MODEL else ()
     words = ("--from", name, "--hardware", "dgx-h100", *model)
     files = [
         (

@@ -23,7 +23,7 @@ PROOF: Final = "Search and proof"
 OUTPUT: Final = "Output"
 LENGTHS: Final = "Sequences of several lengths"
 
-LAUNCHERS: Final = "megatron|megatron-bridge|torchtitan|nanotron|deepspeed|accelerate|automodel"
+LAUNCHERS: Final = "megatron|megatron-bridge|torchtitan|nanotron|deepspeed|accelerate|automodel|slime|ms-swift"
 """Launchers, as the help shows them."""
 
 Picked = TypeVar("Picked")

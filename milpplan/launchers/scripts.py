@@ -61,7 +61,18 @@ TORCHRUN = (
 """Lines of the command up to the program that it starts."""
 
 
-NOT_DECIDED = "# Not decided by the plan: learning rates, data and tokenizer. As it stands, it runs on mock data."
+RAY_CLUSTER = (
+    "# The other nodes join the Ray cluster of the first, which starts the run.",
+    'if [ "$NODE_RANK" -ne 0 ]; then',
+    '    exec ray start --address "$MASTER_ADDR:6379" --num-gpus "$GPUS_PER_NODE" --block',
+    "fi",
+    'ray start --head --node-ip-address "$MASTER_ADDR" --port 6379 --num-gpus "$GPUS_PER_NODE"',
+)
+"""Lines that make one Ray cluster of the nodes."""
+
+
+NOT_DECIDED = "# Not decided by the plan: learning rates, data and tokenizer."
+MOCK_DATA = " As it stands, it runs on mock data."
 
 
 def torchrun_script(launch: Started, version: str, program: tuple[str, ...], before: tuple[str, ...] = ()) -> str:
@@ -92,6 +103,7 @@ def arguments_script(
     program: str,
     fixed: Mapping[str, Mapping[str, Values]],
     written: Callable[[str, Values], str],
+    start: Sequence[str] | None = None,
 ) -> str:
     """Write the script that every node runs, for a program with command-line arguments.
 
@@ -99,9 +111,10 @@ def arguments_script(
         launch: the launch to start.
         version: of milpplan.
         before: lines ahead of the variables that locate the node.
-        program: the program and its own arguments, after torchrun.
+        program: the program and its own arguments.
         fixed: arguments that the plan does not decide, by the name of their shell array.
         written: writes an argument and its values.
+        start: lines of the command ahead of the program; None: torchrun.
     """
     lines = ["#!/usr/bin/env bash", *header(launch, version), "set -euo pipefail", "", *before, *places(launch)]
 
@@ -110,11 +123,11 @@ def arguments_script(
 
     for part in launch.sections:
         lines += ["", *(f"# {line}" for line in wrapped(part.why)), *array(part.name, part.arguments)]
-    lines += ["", NOT_DECIDED]
+    lines += ["", NOT_DECIDED + (MOCK_DATA if start is None else "")]
     for name, arguments in fixed.items():
         lines += array(name, arguments)
     given = [f'"${{{name}[@]}}"' for name in (*(part.name for part in launch.sections), *fixed)]
-    lines += ["", *TORCHRUN, " \\\n".join(f"    {words}" for words in (program, *given))]
+    lines += ["", *(start or TORCHRUN), " \\\n".join(f"    {words}" for words in (program, *given))]
     return "\n".join(lines) + "\n"
 
 
@@ -176,6 +189,12 @@ def job_files(
     if job == "kubeflow":
         return {f"{stem}.trainjob.yaml": _train_job(launch, version, command, files, hardware)}
     if job == "ray":
+        if RAY_CLUSTER[1] in files[script]:
+            raise InvalidInputError(
+                f"--job ray is given, and {launch.target} makes a Ray cluster of its nodes by itself.",
+                "Expected a scheduler that starts the script on every node.",
+                "Leave --job out (Slurm), or name another.",
+            )
         return {f"{stem}_ray.py": _ray_program(launch, version, command, f"{stem}_ray.py")}
     return {f"{stem}.sbatch": _slurm_script(launch, version, script, minutes)}
 

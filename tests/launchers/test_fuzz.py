@@ -26,8 +26,12 @@ UNKNOWN = {
     "deepspeed": ('"zero_optimization": {', f'"zero_optimization": {{"{NEW}": 3,'),
     "accelerate": ("  fsdp_version: 2\n", f"  fsdp_version: 2\n  fsdp_{NEW}: 3\n"),
     "automodel": ("  dp_size: 8\n", f"  dp_size: 8\n  {NEW}: 3\n"),
+    "slime": ("--num-layers 32", f"--num-layers 32 --{NEW.replace('_', '-')} 3"),
+    "ms-swift": ("--max_length 8192", f"--max_length 8192 --{NEW} 3"),
 }
 """Where a launcher's file takes a setting that it does not have: what stands there, and what stands there then."""
+NAMES_ITS_MODEL = ("accelerate", "automodel", "ms-swift")
+"""Launchers whose files only name the model."""
 JUNK = [
     "",
     "0",
@@ -48,6 +52,8 @@ JUNK = [
     "\x00",
     "é",
 ]
+ZERO = {"nanotron": 0, "slime": 1}
+"""The ZeRO stage of a launcher's file, where it is not 3."""
 WORD = re.compile(r"[A-Za-z0-9_.\-]+|[^\sA-Za-z0-9_.\-]")
 
 
@@ -55,9 +61,9 @@ WORD = re.compile(r"[A-Za-z0-9_.\-]+|[^\sA-Za-z0-9_.\-]")
 def file_of(name: str) -> tuple[Problem, str, str]:
     """A plain plan of eight GPUs in the words of a launcher: the problem, the file's name and its text."""
     problem = problem_of("llama3-8b", "dgx-h100", num_gpus=8, global_batch_size=16)
-    zero = 0 if name == "nanotron" else 3
+    zero = ZERO.get(name, 3)
     layout = Layout(
-        dp=8, global_batch_size=16, zero_stage=zero, overlap_grad_reduce=True, overlap_param_gather=zero == 3
+        dp=8, global_batch_size=16, zero_stage=zero, overlap_grad_reduce=True, overlap_param_gather=zero > 0
     )
     target = TARGETS[name]
     launch = target.export(problem, even_plan(problem, layout), target.capability.versions[0])
@@ -68,8 +74,8 @@ def file_of(name: str) -> tuple[Problem, str, str]:
 def read(name: str, text: str) -> Imported | MilpplanError:
     """The plan of a text, or why there is none, said in three parts."""
     problem, file, _ = file_of(name)
-    # Files of these two only name their model.
-    model = problem.model if name in ("accelerate", "automodel") else None
+    # Files of these only name their model.
+    model = problem.model if name in NAMES_ITS_MODEL else None
     try:
         request = ImportRequest(text, file, shipped_hardware("dgx-h100"), model=model)
         return target_named(name, "--from").read(request)
@@ -90,7 +96,7 @@ def test_the_plain_file_is_read(name: str) -> None:
     found = read(name, file_of(name)[2])
     assert isinstance(found, Imported)
     assert found.unknown_flags == ()
-    assert (found.plan.layout.dp, found.plan.layout.zero_stage) == (8, 0 if name == "nanotron" else 3)
+    assert (found.plan.layout.dp, found.plan.layout.zero_stage) == (8, ZERO.get(name, 3))
 
 
 @pytest.mark.parametrize("name", TARGETS)

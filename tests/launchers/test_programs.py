@@ -6,12 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from milpplan import simulate
 from milpplan.errors import IllegalPlanError, InvalidInputError
-from milpplan.launchers import ImportRequest, target_named
+from milpplan.launchers import TARGETS, ImportRequest, restrict, target_named
 from milpplan.launchers.megatron.launcher import Imported
-from milpplan.problem import Lora
+from milpplan.launchers.scripts import job_files
+from milpplan.optimize.bounds.uniform_plans import uniform_plan
+from milpplan.optimize.space.enumerate_layouts import layout_space
+from milpplan.problem import Layout, Lora
+from tests.launchers.test_targets import asked, drawn_plan
 from tests.simulation.cases import shipped_hardware, shipped_model
 
 NEOX = """{
@@ -616,3 +622,60 @@ def test_accelerate_names_a_configuration_of_deepspeed(tmp_path: Path) -> None:
         trained(text, str(tmp_path / "a.yaml"), given=numbers)
     ignored = trained(text, str(tmp_path / "a.yaml"), given=numbers, ignored=["compile"])
     assert ignored.ignored_flags == ("compile.deepcompile = True",)
+
+
+WRITTEN = ("slime", "ms-swift")
+
+
+@pytest.mark.parametrize("target", WRITTEN)
+@pytest.mark.parametrize("model", ["qwen3-32b", "qwen3-30b-a3b"])
+def test_plans_come_back_from_the_scripts_of_programs(target: str, model: str) -> None:
+    """Plans of the restricted space, with any split and recomputation: equal field by field, at the same step."""
+    random, known = np.random.default_rng(3), TARGETS[target]
+    problem = restrict(asked(model), target)
+    space = layout_space(problem)
+    for row in random.choice(len(space), 4, replace=False).tolist():
+        plan = drawn_plan(random, problem, space.at(row))
+        launch = known.export(problem, plan, known.capability.versions[0])
+        name, text = next(iter(known.files(launch, "0").items()))
+        found = known.read(ImportRequest(text, name, problem.hardware, model=problem.model))
+        order = {"rank_order": plan.layout.rank_order}
+        assert found.plan.layout.model_copy(update=order) == plan.layout
+        assert found.plan.virtual_stages == plan.virtual_stages
+        assert simulate(found.problem, found.plan).step_time_ns == simulate(problem, plan).step_time_ns
+        assert (found.unknown_flags, found.ignored_flags) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("target", "model", "layout", "why"),
+    [
+        ("slime", "qwen3-32b", {"dp": 16, "zero_stage": 3}, "Megatron-FSDP"),
+        ("slime", "qwen3-32b", {"dp": 16}, "always has the distributed optimizer"),
+        ("slime", "gpt3-175b", {"tp": 8, "pp": 2}, "learned positions"),
+        ("slime", "gpt-oss-120b", {"cp": 2, "dp": 8, "zero_stage": 1}, "neither sliding windows nor sinks"),
+        ("ms-swift", "qwen3-32b", {"cp": 2, "ulysses": 2, "dp": 8, "zero_stage": 1}, "all-to-all"),
+        ("ms-swift", "qwen3-32b", {"dp": 16, "dp_replicate": 2, "zero_stage": 1}, "hybrid sharding"),
+        ("ms-swift", "mistral-7b", {"dp": 16, "zero_stage": 1}, "sliding windows"),
+        ("ms-swift", "mixtral-8x7b", {"dp": 16, "zero_stage": 1}, "does not build"),
+    ],
+)
+def test_programs_refuse_plans_that_they_would_run_differently(
+    target: str, model: str, layout: dict[str, Any], why: str
+) -> None:
+    """What a program lacks is named, and nothing is written."""
+    problem = asked(model)
+    plan = uniform_plan(problem, Layout(**layout, global_batch_size=32), "none")
+    with pytest.raises(IllegalPlanError, match=why):
+        TARGETS[target].export(problem, plan, TARGETS[target].capability.versions[0])
+
+
+def test_programs_of_ray_are_not_started_by_another_job_of_ray() -> None:
+    """A program that makes a Ray cluster of its nodes has job files of all other schedulers."""
+    problem = restrict(asked("qwen3-32b"), "slime")
+    plan = uniform_plan(problem, Layout(tp=8, dp=2, zero_stage=1, global_batch_size=32), "full")
+    launch = TARGETS["slime"].export(problem, plan, "0.3.1")
+    files = TARGETS["slime"].files(launch, "0")
+    for job in ("slurm", "skypilot", "kubeflow"):
+        assert job_files(job, launch, "0", files, "dgx-h100")
+    with pytest.raises(InvalidInputError, match="by itself"):
+        job_files("ray", launch, "0", files, "dgx-h100")

@@ -262,6 +262,8 @@ def _swift(words: Sequence[str], text: str, request: ImportRequest) -> Given:
     pairs, stray = pairs_of(words)
     values = {flag.lstrip("-").replace("-", "_"): _word(values) for flag, values in pairs}
     own, batch = stated(request)
+    if values.get("use_megatron_fsdp") is True:
+        values = {"data_parallel_sharding_strategy": "optim_grads_params", "ckpt_format": "fsdp_dtensor"} | values
     length = request.given.get("seq_length") or values.get("packing_length") or values.get("max_length")
     length = _check_length(length, request.source, "--max_length")
     packed = values.get("packing") is True

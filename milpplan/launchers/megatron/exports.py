@@ -1,0 +1,305 @@
+"""Launchers slime and ms-swift: Megatron-LM's launch under the names of programs that train with Megatron-Core.
+
+Both train on sequences that stand behind each other without padding (format ``thd``). Their files are read by
+``megatron.programs``.
+
+Source: slime 0.3.1 (THUDM/slime at 624b824a), train_async.py, slime/utils/arguments.py,
+slime/backends/megatron_utils/arguments.py, initialize.py, model.py and data.py; ms-swift 4.6.0,
+swift/megatron/arguments/megatron_args.py and swift/megatron/utils/megatron_lm_utils.py; mcore-bridge 1.5.0,
+config/parser.py and model/gpts/llm.py.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from milpplan.launchers import Imported, ImportRequest, Launch
+from milpplan.launchers.capabilities import NO_GROUPS, WHOLE_NODES, Capability, Columns, Limit, RowRule
+from milpplan.launchers.expressible import check_replicas, field_refusals, job_refusals, refuse, rule_refusals
+from milpplan.launchers.megatron.arguments import Values
+from milpplan.launchers.megatron.launcher import Megatron, imported
+from milpplan.launchers.megatron.plan import expert_replicas
+from milpplan.launchers.megatron.rules import MEGATRON, MEGATRON_LIMITS, megatron_limits, megatron_modes
+from milpplan.launchers.records import Refusal, Section
+from milpplan.launchers.scripts import RAY_CLUSTER, arguments_script
+from milpplan.problem import GroupedQueryAttention, MixtureOfExperts, Plan, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class MegatronTrainer:
+    """Launcher of a program that trains with Megatron-Core: Megatron-LM's launch under the program's names."""
+
+    capability: Capability
+    """Layouts that the program can run."""
+    refusals: Callable[[Problem], list[Refusal]]
+    """Finds the properties of a problem that no run of the program has."""
+    renamed: Callable[[Launch], Launch]
+    """Writes Megatron-LM's launch under the program's names."""
+    script: Callable[[Launch, str], str]
+    """Writes the script that every node runs, for a launch and milpplan's version."""
+    file: str
+    """Name of the script."""
+
+    def check(self, problem: Problem, version: str) -> None:
+        """Refuse a problem for which the program can run no plan.
+
+        Raises:
+            IllegalPlanError: gives the reasons.
+        """
+        refuse(self.capability.name, [*job_refusals(problem), *packed_refusals(problem), *self.refusals(problem)])
+        Megatron().check(problem, MEGATRON.versions[0])
+
+    def export(self, problem: Problem, plan: Plan, version: str) -> Launch:
+        """Turn a plan into a launch.
+
+        Raises:
+            IllegalPlanError: the program cannot express the plan, or Megatron-LM would refuse it.
+        """
+        check_replicas(self.capability, plan)
+        self.check(problem, version)
+        fields = field_refusals(self.capability, plan.layout, expert_replicas(problem, plan.layout))
+        refuse(self.capability.name, [*fields, *rule_refusals(self.capability, problem, plan.layout)])
+        core = Megatron().export(problem, plan, MEGATRON.versions[0])
+        return replace(self.renamed(core), target=self.capability.name, version=version)
+
+    def files(self, launch: Launch, version: str) -> dict[str, str]:
+        """Write the launch as files by name; the first is enough to start the run. ``version`` is milpplan's."""
+        return {self.file: self.script(launch, version)}
+
+    def read(self, request: ImportRequest) -> Imported:
+        """Read a launch script into a problem and a plan."""
+        return imported(request)
+
+
+def packed_refusals(problem: Problem) -> list[Refusal]:
+    """Refuse learned positions and unfused attention, which sequences without padding do not have."""
+    refusals = []
+    if problem.model.learned_positions:
+        refusals.append(Refusal(f"{problem.model.name} has learned positions, and it gives no positions"))
+    if problem.job.attention_kernel != "flash":
+        refusals.append(Refusal("an unfused attention kernel: sequences without padding need a fused kernel"))
+    return refusals
+
+
+_PACKED_LIMITS = {
+    **MEGATRON_LIMITS,
+    "ulysses": Limit((1,), "all-to-all context parallelism of sequences without padding depends on the release"),
+    "tp_overlap": Limit(("none",), "buffers of --tp-comm-overlap hold sequences of one length"),
+}
+"""Limits of programs that train on sequences without padding. Source: TransformerEngine at v2.8 and v2.9,
+attention/dot_product_attention/context_parallel.py."""
+
+
+def always_distributed(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
+    """Require the distributed optimizer (ZeRO 1) wherever there are replicas."""
+    return np.asarray(c["zero_stage"] == np.where(c["cp"] * c["dp"] > 1, 1, 0))
+
+
+def whole_windows(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
+    """Require whole sequences on every rank where layers have sliding windows or sinks."""
+    mixers = [kind.attention for kind in problem.model.kinds]
+    windows = any(isinstance(mixer, GroupedQueryAttention) and _is_windowed(mixer) for mixer in mixers)
+    return np.asarray((c["cp"] == 1) | (not windows))
+
+
+def _is_windowed(mixer: GroupedQueryAttention) -> bool:
+    return mixer.sliding_window is not None or mixer.sinks
+
+
+_WINDOWS = RowRule(whole_windows, "its context parallelism around a ring has neither sliding windows nor sinks")
+
+
+def _capability(name: str, versions: tuple[str, ...], limits: Mapping[str, Limit], **more: RowRule) -> Capability:
+    return Capability(
+        name=name,
+        versions=versions,
+        limits={**_PACKED_LIMITS, **limits},
+        rules={**WHOLE_NODES, "whole_windows": _WINDOWS, **more},
+        hybrid_stages=MEGATRON.hybrid_stages,
+        recompute_counts="block",
+        batch_settings=MEGATRON.batch_settings,
+        modes=megatron_modes,
+        more_limits=megatron_limits,
+        complete=True,
+    )
+
+
+def _written(flag: str, values: Values) -> str:
+    """Write a flag and its values; a value in double quotes is the shell's."""
+    return " ".join((flag, *(value if value.startswith('"') else shlex.quote(value) for value in values)))
+
+
+_SHAPES = "Stages of a pipeline send each other the length of every micro-batch first, which is not counted."
+
+
+def _slime_launch(core: Launch) -> Launch:
+    batch = core.arguments.values["--global-batch-size"]
+    rollouts: dict[str, Values] = {
+        "--actor-num-nodes": ('"$NUM_NODES"',),
+        "--actor-num-gpus-per-node": ('"$GPUS_PER_NODE"',),
+        "--num-gpus-per-node": ('"$GPUS_PER_NODE"',),
+        "--rollout-batch-size": batch,
+        "--n-samples-per-prompt": ("1",),
+        "--debug-train-only": (),
+    }
+    notes = (
+        *core.notes,
+        _SHAPES,
+        f"The plan is for sequences of {core.arguments.text('--seq-length')} tokens; the data decide the lengths.",
+        "slime compares --rotary-base and --norm-epsilon with the checkpoint's config: give them in MORE_ARGS.",
+    )
+    part = Section("ROLLOUT_ARGS", "Processes, and the update alone: no rollouts.", rollouts)
+    return replace(core, sections=(*core.sections, part), notes=notes)
+
+
+def _slime_script(launch: Launch, version: str) -> str:
+    before = (
+        "# Where slime and Megatron-LM are, what is trained on which data, and where this node is.",
+        "SLIME_DIR=${SLIME_DIR:-.}",
+        "MEGATRON_DIR=${MEGATRON_DIR:-.}",
+        "HF_CHECKPOINT=${HF_CHECKPOINT:-.}",
+        "PROMPT_DATA=${PROMPT_DATA:-data.jsonl}",
+        "MORE_ARGS=${MORE_ARGS:-}",
+        'export PYTHONPATH="$MEGATRON_DIR:${PYTHONPATH:-}"',
+    )
+    variables = ", ".join(f'"{name}": "{value}"' for name, value in launch.environment.items())
+    fixed: dict[str, dict[str, Values]] = {
+        "TRAINING_ARGS": {
+            "--num-rollout": ("100",),
+            "--lr": ("1.0e-5",),
+            "--lr-decay-style": ("cosine",),
+            "--train-env-vars": (f"{{{variables}}}",),
+        },
+        "DATA_ARGS": {
+            "--hf-checkpoint": ('"$HF_CHECKPOINT"',),
+            "--load": ('"$HF_CHECKPOINT"',),
+            "--prompt-data": ('"$PROMPT_DATA"',),
+            "--input-key": ("messages",),
+            "--rollout-function-path": ("slime.rollout.sft_rollout.generate_rollout",),
+            "--loss-type": ("sft_loss",),
+            "--calculate-per-token-loss": (),
+            "--disable-compute-advantages-and-returns": (),
+        },
+    }
+    program = '"$SLIME_DIR/train_async.py" $MORE_ARGS'
+    return arguments_script(launch, version, before, program, fixed, _written, (*RAY_CLUSTER, "python3 \\"))
+
+
+SLIME = MegatronTrainer(
+    capability=_capability(
+        "slime",
+        ("0.3.1",),
+        {"zero_stage": Limit((0, 1), "it trains with the distributed optimizer, not with Megatron-FSDP")},
+        distributed=RowRule(always_distributed, "it always has the distributed optimizer (ZeRO 1)", shards=True),
+    ),
+    refusals=lambda problem: [],
+    renamed=_slime_launch,
+    script=_slime_script,
+    file="slime.sh",
+)
+"""Launcher slime: supervised training with ``train_async.py``, without rollouts, in a Ray cluster."""
+
+
+def _swift_refusals(problem: Problem) -> list[Refusal]:
+    """List the properties of a problem that ms-swift lacks, as models that mcore-bridge does not build."""
+    model, refusals = problem.model, []
+    if problem.job.grad_dtype != "fp32":
+        refusals.append(Refusal("gradients in bf16: it adds them up in fp32 (main_grads_dtype)"))
+    for kind in model.kinds:
+        mixer, mlp = kind.attention, kind.mlp
+        if not isinstance(mixer, GroupedQueryAttention):
+            continue
+        if mixer.sliding_window is not None and not mixer.sinks:
+            refusals.append(Refusal(f"{model.name} has sliding windows, which mcore-bridge leaves out"))
+        plain = mixer.qk_norm == "none" and not (mixer.sinks or mixer.qkv_bias)
+        if plain and isinstance(mlp, MixtureOfExperts) and not mlp.shared_intermediate_size:
+            refusals.append(Refusal(f"{model.name} is a mixture as Mixtral's, which mcore-bridge does not build"))
+    if model.norm != "rmsnorm" or model.dropout:
+        refusals.append(Refusal(f"{model.name} has LayerNorm or dropout, which mcore-bridge's models lack"))
+    return refusals
+
+
+_SWIFT_NAMES = {"--num-virtual-stages-per-pipeline-rank": "--virtual_pipeline_model_parallel_size"}
+"""Names of ms-swift that are not Megatron-LM's with underscores."""
+_OWN = (
+    "--max-position-embeddings", "--seq-length", "--ckpt-format", "--attention-dropout", "--hidden-dropout",
+)  # fmt: skip
+_SWIFT_OFF: Mapping[str, Values] = {
+    "--recompute_granularity": ("none",),
+    "--use_distributed_optimizer": ("false",),
+}
+"""Settings that are on where they are not given: selective recomputation and the distributed optimizer."""
+
+
+def _swift_launch(core: Launch) -> Launch:
+    """Leave out the model, which ms-swift reads from a checkpoint, and write switches with their value."""
+    parts = []
+    for part in core.sections:
+        if part.name == "MODEL_ARGS":
+            continue
+        pairs = {
+            _SWIFT_NAMES.get(flag, f"--{flag[2:].replace('-', '_')}"): values or ("true",)
+            for flag, values in part.arguments.items()
+            if flag not in _OWN
+        }
+        parts.append(replace(part, arguments=pairs))
+    given = {flag for part in parts for flag in part.arguments}
+    off = {flag: values for flag, values in _SWIFT_OFF.items() if flag not in given}
+    length = core.arguments.values["--seq-length"]
+    parts.append(
+        Section(
+            "LENGTH_ARGS", "Sequences, packed to one length.", {"--packing": ("true",), "--max_length": length}
+        )
+    )
+    parts += [Section("OFF_ARGS", "Off in this plan, and on where nothing is said.", off)] if off else []
+    notes = (
+        "MODEL is a checkpoint with the sizes of the plan's model, of a type that mcore-bridge builds.",
+        "Packed sequences hold several texts; their attention is priced as that of whole sequences.",
+        _SHAPES,
+        *(note for note in core.notes if not re.search("--(rotary|moe|swiglu)", note)),
+    )
+    return replace(core, sections=tuple(parts), notes=notes)
+
+
+def _swift_script(launch: Launch, version: str) -> str:
+    before = (
+        "# What is trained on which data, and where this node is.",
+        "MODEL=${MODEL:-.}",
+        "DATASET=${DATASET:-data.jsonl}",
+    )
+    fixed: dict[str, dict[str, Values]] = {
+        "TRAINING_ARGS": {
+            "--train_iters": ("100",),
+            "--lr": ("1.0e-5",),
+            "--output_dir": ('"${OUTPUT_DIR:-output}"',),
+        },
+        "DATA_ARGS": {"--model": ('"$MODEL"',), "--dataset": ('"$DATASET"',)},
+    }
+    start = (
+        f'NPROC_PER_NODE={launch.gpus_per_node} NNODES={launch.num_nodes} NODE_RANK="$NODE_RANK" \\',
+        '    MASTER_ADDR="$MASTER_ADDR" MASTER_PORT="$MASTER_PORT" \\',
+    )
+    return arguments_script(launch, version, before, "megatron sft", fixed, _written, start)
+
+
+MS_SWIFT = MegatronTrainer(
+    capability=_capability(
+        "ms-swift",
+        ("4.6.0",),
+        {
+            "dp_replicate": NO_GROUPS,
+            "rank_order": Limit(("tp-cp-dp-pp",), "its order is Megatron-Core's own"),
+        },
+    ),
+    refusals=_swift_refusals,
+    renamed=_swift_launch,
+    script=_swift_script,
+    file="ms-swift.sh",
+)
+"""Launcher ms-swift: ``megatron sft`` of all weights on packed sequences."""
