@@ -262,6 +262,7 @@ def test_megatron_deepspeed_runs_under_deepspeeds_pipeline() -> None:
     assert (job.grad_dtype, job.attention_kernel, job.global_batch_size) == ("bf16", "unfused", 64)
     assert (model.vocab_size, model.learned_positions, model.tie_word_embeddings) == (250880, False, True)
     assert read(MEGATRON_DEEPSPEED.replace("STAGE=1", "STAGE=0")).plan.layout.zero_stage == 0
+    assert read(MEGATRON_DEEPSPEED.replace("--fp16", "--fp16 --num-experts 1")).problem.model == model
 
 
 @pytest.mark.parametrize(
@@ -281,7 +282,9 @@ def test_megatron_deepspeed_runs_under_deepspeeds_pipeline() -> None:
         ("to 250880", "to 250240", "--pad-vocab-size-to"),
         ("--fp16", "--fp16 --embed-layernorm", "--embed-layernorm"),
         ("--fp16", "--fp16 --partition-activations", "--partition-activations"),
-        ("STAGE=1", "STAGE=1; export A=1\nexport CUDA_LAUNCH_BLOCKING=1", "CUDA-LAUNCH-BLOCKING"),
+        ("--fp16", "--fp16 --num-experts 8", "--num-experts"),
+        ("--fp16", "--fp16 --use-distributed-optimizer", "--use-distributed-optimizer"),
+        ("STAGE=1", "STAGE=1; export A=1\nexport CUDA_LAUNCH_BLOCKING=1", "--ignore CUDA_LAUNCH_BLOCKING"),
     ],
 )
 def test_settings_of_megatron_deepspeed_that_are_not_priced_are_refused_by_name(

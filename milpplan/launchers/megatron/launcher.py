@@ -192,13 +192,19 @@ def _from_script(request: ImportRequest) -> Given:
     _check_program(read.program, request.source, request.ignored)
     if is_megatron_deepspeed(read):
         read = from_megatron_deepspeed(read, request)
-    if _BLOCKING.search(request.text):
-        read = replace(read, pairs=(*read.pairs, ("--CUDA-LAUNCH-BLOCKING", ("1",))))
-    return read
+    if not re.search(rf"^\s*(?:export\s+)?{_BLOCKING}=[\"']?1", request.text, re.MULTILINE):
+        return read
+    if _BLOCKING not in request.ignored:
+        raise InvalidInputError(
+            f"{request.source} sets {_BLOCKING}=1.",
+            "Expected it unset: the host then waits for the end of every kernel, which is not priced.",
+            f"Take it out, or accept not to see what it costs: --ignore {_BLOCKING}.",
+        )
+    # An ignored flag, so that the answer names it.
+    return replace(read, pairs=(*read.pairs, (_spelled(_BLOCKING), ("1",))))
 
 
-_BLOCKING = re.compile(r"^\s*(?:export\s+)?CUDA_LAUNCH_BLOCKING=[\"']?1", re.MULTILINE)
-"""Variable that makes every launch of a kernel wait for its end, taken as a flag that is not priced."""
+_BLOCKING = "CUDA_LAUNCH_BLOCKING"
 
 
 def _with_stated(read: Given, request: ImportRequest) -> Given:

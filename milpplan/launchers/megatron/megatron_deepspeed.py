@@ -50,6 +50,14 @@ It balances the layers of the named types; embedding and head are each one of ty
 """
 
 
+_MEGATRONS = (
+    *("--num-experts", "--use-distributed-optimizer", "--use-megatron-fsdp", "--use-torch-fsdp2"),
+    *("--overlap-grad-reduce", "--overlap-param-gather", "--context-parallel-size"),
+    *("--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank"),
+)
+"""Flags for parts of Megatron-LM that DeepSpeed's engine has in other ways, or not. One expert or rank is none."""
+
+
 def is_megatron_deepspeed(read: Given) -> bool:
     """Test whether arguments start the training under DeepSpeed's engine."""
     return any(name == "--deepspeed" for name, _ in read.pairs)
@@ -65,7 +73,11 @@ def from_megatron_deepspeed(read: Given, request: ImportRequest) -> Given:
         InvalidInputError: a value is not decided or not priced, or the two configurations contradict each other.
     """
     pairs = [(name if unknown_in(name) else name.replace("_", "-"), values) for name, values in read.pairs]
+    pairs = [pair for pair in pairs if not (pair[0] in _MEGATRONS and pair[1] == ("1",))]
     given = dict(pairs)
+    foreign = next((flag for flag in _MEGATRONS if flag in given), None)
+    if foreign is not None:
+        raise _strange(foreign, " ".join(given[foreign]) or True, "none with --deepspeed, whose engine is another")
     notes = ["The run is DeepSpeed's: 1F1B, and gradients are reduced after the last backward pass."]
     stage = _sharding(given, request)
     positions = _word(given, "--position-embedding-type", "absolute")
