@@ -101,7 +101,7 @@ def cell_of(whole: Problem, name: str, limit_s: float) -> Cell:
     """Restrict, solve, export, read back, simulate."""
     target = TARGETS[name]
     try:
-        problem = restrict(whole, name)
+        problem = restrict(whole, name, stack=False)
     except MilpplanError as error:
         return Cell(None, error.seen)
     result = solve(problem, time_limit_s=limit_s, gap=1e-4)

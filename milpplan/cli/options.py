@@ -23,7 +23,9 @@ PROOF: Final = "Search and proof"
 OUTPUT: Final = "Output"
 LENGTHS: Final = "Sequences of several lengths"
 
-LAUNCHERS: Final = "megatron|megatron-bridge|torchtitan|nanotron|deepspeed|accelerate|automodel|slime|ms-swift"
+LAUNCHERS: Final = (
+    "megatron|megatron-bridge|torchtitan|nanotron|deepspeed|accelerate|automodel|slime|ms-swift|verl"
+)
 """Launchers, as the help shows them."""
 
 Picked = TypeVar("Picked")

@@ -14,7 +14,7 @@ from milpplan.launchers.accelerate.launcher import Accelerate
 from milpplan.launchers.automodel.launcher import AutoModel
 from milpplan.launchers.capabilities import Capability
 from milpplan.launchers.deepspeed.launcher import DeepSpeed
-from milpplan.launchers.megatron.exports import MS_SWIFT, SLIME
+from milpplan.launchers.megatron.exports import MS_SWIFT, SLIME, VERL
 from milpplan.launchers.megatron.launcher import Megatron
 from milpplan.launchers.megatron_bridge.launcher import MegatronBridge
 from milpplan.launchers.nanotron.launcher import Nanotron
@@ -65,6 +65,7 @@ TARGETS: dict[str, Launcher] = {
     "automodel": AutoModel(),
     "slime": SLIME,
     "ms-swift": MS_SWIFT,
+    "verl": VERL,
 }
 """Launchers by the name that ``--to``, ``--from`` and ``--target`` take."""
 

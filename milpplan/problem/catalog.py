@@ -197,6 +197,7 @@ LAUNCHER_STACKS: dict[str, tuple[str, ...]] = {
     "nanotron": ("nanotron",),
     "slime": ("megatron-core", "nemo"),
     "ms-swift": ("megatron-core", "nemo"),
+    "verl": ("megatron-core", "nemo"),
 }
 """Software stacks whose fitted constants are those of a launcher, best match first. NeMo and Megatron-Bridge train
 with Megatron-Core. Other launchers have none: ``plain`` is fitted to many frameworks at once."""

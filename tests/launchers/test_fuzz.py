@@ -28,9 +28,10 @@ UNKNOWN = {
     "automodel": ("  dp_size: 8\n", f"  dp_size: 8\n  {NEW}: 3\n"),
     "slime": ("--num-layers 32", f"--num-layers 32 --{NEW.replace('_', '-')} 3"),
     "ms-swift": ("--max_length 8192", f"--max_length 8192 --{NEW} 3"),
+    "verl": ("trainer.logger", f"actor_rollout_ref.actor.{NEW}=3\n    trainer.logger"),
 }
 """Where a launcher's file takes a setting that it does not have: what stands there, and what stands there then."""
-NAMES_ITS_MODEL = ("accelerate", "automodel", "ms-swift")
+NAMES_ITS_MODEL = ("accelerate", "automodel", "ms-swift", "verl")
 """Launchers whose files only name the model."""
 JUNK = [
     "",
@@ -52,7 +53,7 @@ JUNK = [
     "\x00",
     "é",
 ]
-ZERO = {"nanotron": 0, "slime": 1}
+ZERO = {"nanotron": 0, "slime": 1, "verl": 1}
 """The ZeRO stage of a launcher's file, where it is not 3."""
 WORD = re.compile(r"[A-Za-z0-9_.\-]+|[^\sA-Za-z0-9_.\-]")
 

@@ -627,7 +627,7 @@ def test_accelerate_names_a_configuration_of_deepspeed(tmp_path: Path) -> None:
     assert ignored.ignored_flags == ("compile.deepcompile = True",)
 
 
-WRITTEN = ("slime", "ms-swift")
+WRITTEN = ("slime", "ms-swift", "verl")
 
 
 @pytest.mark.parametrize("target", WRITTEN)
@@ -660,6 +660,8 @@ def test_plans_come_back_from_the_scripts_of_programs(target: str, model: str) -
         ("ms-swift", "qwen3-32b", {"dp": 16, "dp_replicate": 2, "zero_stage": 1}, "hybrid sharding"),
         ("ms-swift", "mistral-7b", {"dp": 16, "zero_stage": 1}, "sliding windows"),
         ("ms-swift", "mixtral-8x7b", {"dp": 16, "zero_stage": 1}, "does not build"),
+        ("verl", "qwen3-32b", {"dp": 16, "zero_stage": 2}, "no Megatron-FSDP"),
+        ("verl", "deepseek-v3", {"pp": 4, "dp": 4, "zero_stage": 1}, "as many layers in every stage"),
     ],
 )
 def test_programs_refuse_plans_that_they_would_run_differently(

@@ -1,12 +1,13 @@
-"""Launchers slime and ms-swift: Megatron-LM's launch under the names of programs that train with Megatron-Core.
+"""Launchers slime, ms-swift and verl: Megatron-LM's launch under the names of programs that use Megatron-Core.
 
-Both train on sequences that stand behind each other without padding (format ``thd``). Their files are read by
+All train on sequences that stand behind each other without padding (format ``thd``). Their files are read by
 ``megatron.programs``.
 
 Source: slime 0.3.1 (THUDM/slime at 624b824a), train_async.py, slime/utils/arguments.py,
 slime/backends/megatron_utils/arguments.py, initialize.py, model.py and data.py; ms-swift 4.6.0,
 swift/megatron/arguments/megatron_args.py and swift/megatron/utils/megatron_lm_utils.py; mcore-bridge 1.5.0,
-config/parser.py and model/gpts/llm.py.
+config/parser.py and model/gpts/llm.py; verl 0.9.1, trainer/config, workers/engine/megatron/transformer_impl.py and
+utils/megatron_utils.py.
 """
 
 from __future__ import annotations
@@ -15,12 +16,22 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import gcd
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from milpplan.launchers import Imported, ImportRequest, Launch
-from milpplan.launchers.capabilities import NO_GROUPS, WHOLE_NODES, Capability, Columns, Limit, RowRule
+from milpplan.launchers.capabilities import (
+    NO_GROUPS,
+    WHOLE_NODES,
+    Capability,
+    Columns,
+    Limit,
+    RowRule,
+    equal_stages,
+)
 from milpplan.launchers.expressible import check_replicas, field_refusals, job_refusals, refuse, rule_refusals
 from milpplan.launchers.megatron.arguments import Values
 from milpplan.launchers.megatron.launcher import Megatron, imported
@@ -65,6 +76,8 @@ class MegatronTrainer:
         self.check(problem, version)
         fields = field_refusals(self.capability, plan.layout, expert_replicas(problem, plan.layout))
         refuse(self.capability.name, [*fields, *rule_refusals(self.capability, problem, plan.layout)])
+        if self.capability.stages == "equal" and len({stage.num_layers for stage in plan.virtual_stages}) > 1:
+            refuse(self.capability.name, [Refusal("its stages of a pipeline hold as many layers each")])
         core = Megatron().export(problem, plan, MEGATRON.versions[0])
         return replace(self.renamed(core), target=self.capability.name, version=version)
 
@@ -115,7 +128,13 @@ def _is_windowed(mixer: GroupedQueryAttention) -> bool:
 _WINDOWS = RowRule(whole_windows, "its context parallelism around a ring has neither sliding windows nor sinks")
 
 
-def _capability(name: str, versions: tuple[str, ...], limits: Mapping[str, Limit], **more: RowRule) -> Capability:
+def _capability(
+    name: str,
+    versions: tuple[str, ...],
+    limits: Mapping[str, Limit],
+    stages: Literal["any", "equal"] = "any",
+    **more: RowRule,
+) -> Capability:
     return Capability(
         name=name,
         versions=versions,
@@ -123,6 +142,7 @@ def _capability(name: str, versions: tuple[str, ...], limits: Mapping[str, Limit
         rules={**WHOLE_NODES, "whole_windows": _WINDOWS, **more},
         hybrid_stages=MEGATRON.hybrid_stages,
         recompute_counts="block",
+        stages=stages,
         batch_settings=MEGATRON.batch_settings,
         modes=megatron_modes,
         more_limits=megatron_limits,
@@ -303,3 +323,134 @@ MS_SWIFT = MegatronTrainer(
     file="ms-swift.sh",
 )
 """Launcher ms-swift: ``megatron sft`` of all weights on packed sequences."""
+
+
+def _verl_refusals(problem: Problem) -> list[Refusal]:
+    """List the formats that verl's settings of Megatron-Core cannot give."""
+    job, refusals = problem.job, []
+    if job.precision != "bf16":
+        refusals.append(Refusal(f"precision {job.precision}: its dtype is bfloat16"))
+    if job.grad_dtype != "fp32":
+        refusals.append(Refusal("gradients in bf16: it adds them up in fp32 (grad_reduce_in_fp32)"))
+    return refusals
+
+
+_ACTOR = "actor_rollout_ref.actor"
+_ENGINE = f"{_ACTOR}.megatron"
+_CORE = f"++{_ENGINE}.override_transformer_config"
+_DDP = f"++{_ENGINE}.override_ddp_config"
+_VERL_NAMES: Mapping[str, str] = {
+    "--tensor-model-parallel-size": f"{_ENGINE}.tensor_model_parallel_size",
+    "--pipeline-model-parallel-size": f"{_ENGINE}.pipeline_model_parallel_size",
+    "--context-parallel-size": f"{_ENGINE}.context_parallel_size",
+    "--expert-model-parallel-size": f"{_ENGINE}.expert_model_parallel_size",
+    "--expert-tensor-parallel-size": f"{_ENGINE}.expert_tensor_parallel_size",
+    "--num-virtual-stages-per-pipeline-rank": f"{_ENGINE}.virtual_pipeline_model_parallel_size",
+    "--moe-token-dispatcher-type": f"{_CORE}.moe_token_dispatcher_type",
+    "--recompute-granularity": f"{_CORE}.recompute_granularity",
+    "--recompute-method": f"{_CORE}.recompute_method",
+    "--recompute-num-layers": f"{_CORE}.recompute_num_layers",
+    "--recompute-modules": f"{_CORE}.recompute_modules",
+    "--attention-backend": f"{_CORE}.attention_backend",
+    "--micro-batch-size": f"{_ACTOR}.ppo_micro_batch_size_per_gpu",
+}
+"""verl's settings by Megatron-LM's flags; it reads the model from a checkpoint, and has bf16 by default."""
+_VERL_SWITCHES: Mapping[str, tuple[str, str]] = {
+    "--sequence-parallel": ("PARALLEL_ARGS", f"{_ENGINE}.sequence_parallel"),
+    "--use-distributed-optimizer": ("STATE_ARGS", f"{_ENGINE}.use_distributed_optimizer"),
+    "--overlap-grad-reduce": ("STATE_ARGS", f"{_DDP}.overlap_grad_reduce"),
+    "--overlap-param-gather": ("STATE_ARGS", f"{_DDP}.overlap_param_gather"),
+}
+"""Switches that verl or Megatron-Bridge may have on by default, with their section: they are always written."""
+
+
+def _verl_launch(core: Launch) -> Launch:
+    """Write the settings of the actor; a step is the update of the policy by one mini-batch."""
+    given = core.arguments
+    parts: dict[str, dict[str, Values]] = {}
+    for part in core.sections:
+        for flag, values in part.arguments.items():
+            if flag in _VERL_NAMES:
+                text = values[0] if flag != "--recompute-modules" else f"[{','.join(values)}]"
+                parts.setdefault(part.name, {})[_VERL_NAMES[flag]] = (text,)
+    for flag, (name, key) in _VERL_SWITCHES.items():
+        parts.setdefault(name, {})[key] = (str(flag in given.values),)
+    sequences, length = given.count("--global-batch-size", 1), given.count("--seq-length", 1)
+    answers = gcd(sequences, 8)
+    prompts = (str(sequences // answers),)
+    parts["BATCH_ARGS"] |= {
+        f"{_ACTOR}.ppo_mini_batch_size": prompts,
+        "data.train_batch_size": prompts,
+        "actor_rollout_ref.rollout.n": (str(answers),),
+        "data.max_prompt_length": (str(length // 2),),
+        "data.max_response_length": (str(length - length // 2),),
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": given.values["--micro-batch-size"],
+    }
+    why = {part.name: part.why for part in core.sections} | {
+        "STATE_ARGS": "Sharding of states, and what overlaps."
+    }
+    notes = (
+        "The plan is for the update of the policy: not for its rollouts, log-probabilities or a critic.",
+        f"A step updates by {sequences} sequences, {answers} answers to each prompt; other numbers with the same "
+        "product run the same plan.",
+        "MODEL is a checkpoint with the sizes of the plan's model, of a type that Megatron-Bridge converts.",
+        _SHAPES,
+        *(note for note in core.notes if "DeepEP" in note),
+    )
+    sections = tuple(Section(name, why[name], parts[name]) for name in why if name in parts)
+    return replace(core, sections=sections, notes=notes)
+
+
+def _verl_script(launch: Launch, version: str) -> str:
+    before = (
+        "# What is trained on which data, how many GPUs an engine of the rollouts has, and where this node is.",
+        "MODEL=${MODEL:-.}",
+        "TRAIN_FILES=${TRAIN_FILES:-train.parquet}",
+        "VAL_FILES=${VAL_FILES:-test.parquet}",
+        f"ROLLOUT_TP=${{ROLLOUT_TP:-{launch.gpus_per_node}}}",
+    )
+    fixed: dict[str, dict[str, Values]] = {
+        "TRAINING_ARGS": {
+            "algorithm.adv_estimator": ("grpo",),
+            f"{_ACTOR}.optim.lr": ("1.0e-6",),
+            "trainer.nnodes": ('"$NUM_NODES"',),
+            "trainer.n_gpus_per_node": ('"$GPUS_PER_NODE"',),
+            "trainer.logger": ("[console]",),
+        },
+        "DATA_ARGS": {
+            "actor_rollout_ref.model.path": ('"$MODEL"',),
+            "data.train_files": ('"$TRAIN_FILES"',),
+            "data.val_files": ('"$VAL_FILES"',),
+            "actor_rollout_ref.rollout.name": ("vllm",),
+            "actor_rollout_ref.rollout.tensor_model_parallel_size": ('"$ROLLOUT_TP"',),
+        },
+    }
+    program = "verl.trainer.main_ppo --config-name=ppo_megatron_trainer"
+    start = (*RAY_CLUSTER, "python3 -m \\")
+    return arguments_script(launch, version, before, program, fixed, _setting, start)
+
+
+def _setting(key: str, values: Values) -> str:
+    """Write a setting in Hydra's grammar; a value in double quotes is the shell's."""
+    value = values[0]
+    return f"{key}={value}" if value.startswith('"') else shlex.quote(f"{key}={value}")
+
+
+VERL = MegatronTrainer(
+    capability=_capability(
+        "verl",
+        ("0.9.1",),
+        {
+            "zero_stage": Limit((0, 1), "exports to it write no Megatron-FSDP"),
+            "dp_replicate": NO_GROUPS,
+            "rank_order": Limit(("tp-cp-dp-pp",), "its order is Megatron-Core's own"),
+        },
+        stages="equal",
+        equal_stages=RowRule(equal_stages, "it has as many layers in every stage of a pipeline"),
+    ),
+    refusals=_verl_refusals,
+    renamed=_verl_launch,
+    script=_verl_script,
+    file="verl.sh",
+)
+"""Launcher verl: the actor's update of ``main_ppo`` with Megatron-Core, in a Ray cluster."""

@@ -463,7 +463,8 @@ VERL = Program(
     },
 )  # fmt: skip
 _ACTOR = re.compile(
-    r"actor_rollout_ref\.actor\.(megatron\.(override_transformer_config\.)?|optim\.override_optimizer_config\.)?"
+    r"actor_rollout_ref\.actor\."
+    r"(megatron\.(override_(transformer|ddp)_config\.)?|optim\.override_optimizer_config\.)?"
 )
 _HOSTED = ("param_offload", "grad_offload", "optimizer_offload")
 _MOVED = (
@@ -489,7 +490,7 @@ def _verl(words: Sequence[str], request: ImportRequest) -> Given:
             "Expected actor_rollout_ref.actor.megatron settings: its FSDP workers are not read.",
             "Import a script of that kind.",
         )
-    values = {_ACTOR.sub("", name): _word((str(value),)) for name, value in settings.items()}
+    values = {_ACTOR.sub("", name): _word(_listed(str(value))) for name, value in settings.items()}
     number = {name: _count(values, _ACTOR.sub("", name), count) for name, count in VERL_NUMBERS.items()}
     world = number["trainer.nnodes"] * number["trainer.n_gpus_per_node"]
     length = request.given.get("seq_length") or (
@@ -508,6 +509,12 @@ def _verl(words: Sequence[str], request: ImportRequest) -> Given:
         notes.append(_PACKED)
     pairs = arguments_of(values, VERL, request.source)
     return Given((*_model(model, length), *pairs, *batch), world, (), notes=tuple(notes))
+
+
+def _listed(text: str) -> Values:
+    """Split a flat list in Hydra's grammar; any other text is one word."""
+    flat = re.fullmatch(r"\[([^\[\]]+)\]", text)
+    return (text,) if flat is None else tuple(word.strip("\"' ") for word in flat[1].split(","))
 
 
 VERL_NUMBERS = {
