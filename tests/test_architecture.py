@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import milpplan
-from benchmarks.house import exported
+from benchmarks.house import exported, statements, tree
 from milpplan.library import HOMES
 
 PACKAGE = Path(milpplan.__file__).parent
@@ -178,24 +178,10 @@ SOLVER_SIDE_ALLOWED = {
 
 
 @cache
-def tree(path: Path) -> ast.Module:
-    """The parsed module."""
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-@cache
 def imports_and_functions(path: Path) -> tuple[Node, ...]:
     """Every import and every function of a module, wherever in it."""
     wanted = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef)
-    return tuple(node for node in statements(tree(path).body) if isinstance(node, wanted))
-
-
-def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Every statement, those inside others too: expressions, most of a tree, hold no import and no function."""
-    for node in body:
-        yield node
-        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
-            yield from statements(getattr(node, part, []))
+    return tuple(node for node in statements(path) if isinstance(node, wanted))
 
 
 def imported(path: Path) -> Iterator[str]:
