@@ -285,6 +285,14 @@ def test_type_checkers_see_the_public_names() -> None:
     assert sorted(told) == sorted((home, name) for home, names in HOMES.items() for name in names)
 
 
+def test_public_names_of_folders_are_not_those_of_modules() -> None:
+    """Once a module is imported, its folder has the module under its name, whatever the folder offers."""
+    folders = [name.removesuffix(".__init__") for name in MODULES if name.endswith(".__init__")]
+    public = [f"{folder}.{name}" for folder in folders for name in exported(folder)]
+    assert public
+    assert not [name for name in public if name in MODULES or f"{name}.__init__" in MODULES]
+
+
 def test_pytorch_stays_in_its_room() -> None:
     """Only milpplan.profiling.pytorch imports torch: everything else works without."""
     for name, path in MODULES.items():

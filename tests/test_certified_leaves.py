@@ -22,8 +22,14 @@ from milpplan.cli.plan_checks import within_range
 from milpplan.errors import MilpplanError
 from milpplan.optimize import SecondProofs, other_backend
 from milpplan.problem import Constants, Factor, parse_json, validated
-from milpplan.reports.documents.certificate import NOT_CERTIFIED, sealed
-from milpplan.reports.documents.document import ResultDocument, document_text, read_result, result_document
+from milpplan.reports.documents import (
+    NOT_CERTIFIED,
+    ResultDocument,
+    document_text,
+    read_result,
+    result_document,
+    sealed,
+)
 from tests.amounts import long_but
 from tests.calibration.test_overlays import overlay
 from tests.optimize.mixed_problems import mixed_problem

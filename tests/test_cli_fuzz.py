@@ -18,8 +18,7 @@ import milpplan
 from milpplan.cli import solving
 from milpplan.cli.app import app
 from milpplan.errors import InfeasibleError
-from milpplan.reports.documents.document import document_text
-from milpplan.reports.documents.plan_file import PlanFile, plan_document
+from milpplan.reports.documents import PlanFile, document_text, plan_document
 from tests.amounts import long_but
 from tests.fuzz_seeds import LABELS, keys_of, seeds
 from tests.fuzzing import Case, broken, run, swaps

@@ -18,7 +18,7 @@ from milpplan.problem import Job, Lora, Plan
 from milpplan.simulation import LayoutColumns, states
 from milpplan.simulation.layers import Part, Phase, layer_activations, layer_seconds, trained_parameters
 from milpplan.simulation.layout_costs import layout_costs
-from milpplan.validation.terms import used_terms
+from milpplan.validation import used_terms
 from tests.amounts import long_but
 from tests.communication.test_traffic import assert_sums
 from tests.optimize.problems import random_problem

@@ -18,9 +18,8 @@ import pytest
 from milpplan import Problem, load_hardware, plugins, simulate, solve
 from milpplan.errors import SolverError, UnknownNameError
 from milpplan.launchers import target_named, target_names
+from milpplan.optimize.milp import Limits, Program, Solution
 from milpplan.optimize.milp.backends import backend, backend_names
-from milpplan.optimize.milp.program import Program
-from milpplan.optimize.milp.solution import Limits, Solution
 from milpplan.optimize.milp.solver_self_test import random_program
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.plugins import PluginError

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from milpplan import Job, Problem, Space, load_hardware, load_model, solve_lengths
-from milpplan.lengths import Step, Switches
-from milpplan.lengths.turns.turn_search import Orders, TurnSearch
-from milpplan.lengths.workload import workload_of
+from milpplan.lengths import Step, Switches, workload_of
+from milpplan.lengths.turns import Orders, TurnSearch
 from tests.lengths.all_turns import AllTurns
 from tests.lengths.cases import GRAIN, pool_of
 from tests.small import GIB, small_model, small_problem

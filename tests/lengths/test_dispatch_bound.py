@@ -10,7 +10,7 @@ import pytest
 
 from milpplan.lengths import MAX_QUANTA, Load, StrategyTables, quantum_problem
 from milpplan.lengths.bounds import load_bound
-from milpplan.lengths.dispatch.turn_dispatch import PipelineBound
+from milpplan.lengths.dispatch import PipelineBound
 from tests.lengths.cases import GRAIN, random_micro_batches, workload
 from tests.small import small_problem
 

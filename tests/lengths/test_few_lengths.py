@@ -9,9 +9,8 @@ import pytest
 
 from milpplan import Job, Problem, load_hardware, load_model, solve_lengths, workload_of
 from milpplan.lengths import Load, StrategyTables, cutoff_ns
-from milpplan.lengths.bounds.longest_sequence_branching import ClassAssignments, fewest_bins
-from milpplan.lengths.bounds.micro_batch_pricing import FREE, HOLDS, NOTHING, WITHOUT, PinnedItem
-from milpplan.lengths.single.single_strategy_search import Incumbents
+from milpplan.lengths.bounds import FREE, HOLDS, NOTHING, WITHOUT, ClassAssignments, PinnedItem, fewest_bins
+from milpplan.lengths.single import Incumbents
 from tests.lengths.cases import GRAIN, deep_pool
 
 STEPS: dict[str, tuple[str, str, int, list[int], int, dict[str, tuple[int, ...]], dict[str, Any]]] = {

@@ -10,16 +10,23 @@ import numpy as np
 import pytest
 
 from milpplan.lengths import StrategyTables, micro_batch_times, recomputes_less, replicas_ns
-from milpplan.lengths.bounds import Window, best_mixture
-from milpplan.lengths.bounds.configuration_bound import ConfigurationBound, around_larger, with_larger
-from milpplan.lengths.bounds.configuration_columns import ConfigurationLP, Start, improved, optimise_prices, worths
-from milpplan.lengths.bounds.micro_batch_pricing import (
+from milpplan.lengths.bounds import (
     FREE,
     HOLDS,
     WITHOUT,
+    ConfigurationBound,
+    ConfigurationLP,
     KnapsackDP,
     MicroBatchPricing,
     PinnedItem,
+    Start,
+    Window,
+    around_larger,
+    best_mixture,
+    improved,
+    optimise_prices,
+    with_larger,
+    worths,
 )
 from tests.lengths.cases import GRAIN, deep_pool, pool, random_micro_batches
 

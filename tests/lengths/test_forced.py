@@ -8,14 +8,8 @@ import numpy as np
 import pytest
 
 from milpplan.lengths import Step, StrategyTables, replicas_ns
-from milpplan.lengths.bounds.exclusive_sequences import (
-    exclusive_bounds,
-    exclusive_pipeline_bounds,
-    longest,
-    max_exclusive,
-)
-from milpplan.lengths.turns.screening import branched
-from milpplan.lengths.turns.turn_search import TurnSearch
+from milpplan.lengths.bounds import exclusive_bounds, exclusive_pipeline_bounds, longest, max_exclusive
+from milpplan.lengths.turns import TurnSearch, branched
 from tests.lengths.cases import pool_of, random_packings, workload
 from tests.small import small_model, small_problem
 

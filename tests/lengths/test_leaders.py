@@ -11,23 +11,21 @@ from itertools import count, product
 import numpy as np
 import pytest
 
-from milpplan.lengths import StrategyTables, replicas_ns
-from milpplan.lengths.bounds import Window, best_mixture
-from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
-from milpplan.lengths.bounds.configuration_columns import (
+from milpplan.lengths import StrategyTables, replicas_ns, workload_of
+from milpplan.lengths.bounds import (
+    ClassAssignments,
     ClassWindow,
+    ConfigurationBound,
     ConfigurationLP,
+    LongestSequenceBranching,
+    MinReplicas,
+    PinnedItem,
+    Window,
+    best_mixture,
+    fewest_bins,
     improved,
     restricted_master_duals,
 )
-from milpplan.lengths.bounds.longest_sequence_branching import (
-    ClassAssignments,
-    LongestSequenceBranching,
-    MinReplicas,
-    fewest_bins,
-)
-from milpplan.lengths.bounds.micro_batch_pricing import PinnedItem
-from milpplan.lengths.workload import workload_of
 from milpplan.simulation import FloatArray, IntArray
 from tests.lengths.cases import GRAIN, pool_of, random_micro_batches, random_packings, workload
 from tests.small import small_problem

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from milpplan.lengths import Step, StrategyTables
-from milpplan.lengths.bounds.work_bounds import LinearBounds
+from milpplan.lengths.bounds import LinearBounds
+from milpplan.lengths.turns import StrategySet, TurnSearch, screened, split
 from milpplan.lengths.turns.lagrangian_mixtures import Bounded, lp_bound_ns, single_row_bound_ns
-from milpplan.lengths.turns.screening import StrategySet, screened, split
-from milpplan.lengths.turns.turn_search import TurnSearch
 from milpplan.simulation import FloatArray
 from tests.lengths.cases import deep_pool, mixed_ns, pool
 

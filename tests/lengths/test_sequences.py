@@ -13,23 +13,21 @@ from milpplan.lengths import (
     Load,
     SequenceRules,
     StrategyTables,
+    Workload,
     bucketed,
     check_rules,
     least_padding,
     micro_batch_times,
+    pack_padded,
     quantum_problem,
+    workload_of,
 )
-from milpplan.lengths.dispatch.turn_dispatch import TurnDispatcher
+from milpplan.lengths.dispatch import TurnDispatcher
+from milpplan.lengths.side_by_side import Family
 from milpplan.lengths.side_by_side.sequence_duals import Contents
-from milpplan.lengths.side_by_side.teams import Family
-from milpplan.lengths.strategy_tables import pack_padded
 from milpplan.lengths.tabled import (
     Kind,
     Pipeline,
-)
-from milpplan.lengths.workload import (
-    Workload,
-    workload_of,
 )
 from milpplan.problem import Problem
 from milpplan.simulation import sequence_cores

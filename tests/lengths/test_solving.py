@@ -15,12 +15,8 @@ import pytest
 
 from milpplan import solve_lengths
 from milpplan.errors import InfeasibleError, InvalidInputError
-from milpplan.lengths import MAX_SEQUENCES, LengthsResult, Step
-from milpplan.lengths.turns.turn_search import TurnSearch
-from milpplan.lengths.workload import (
-    Workload,
-    workload_of,
-)
+from milpplan.lengths import MAX_SEQUENCES, LengthsResult, Step, Workload, workload_of
+from milpplan.lengths.turns import TurnSearch
 from tests.lengths.cases import GRAIN, pool, workload
 from tests.small import small_problem
 

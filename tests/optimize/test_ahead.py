@@ -13,7 +13,7 @@ import pytest
 from milpplan import Problem, solve, solve_robust
 from milpplan.errors import SolverError, UnavailableError
 from milpplan.optimize import PlanResult
-from milpplan.optimize.milp.program import Program
+from milpplan.optimize.milp import Program
 from milpplan.optimize.search import layout_tasks
 from milpplan.optimize.search.layout_tasks import AheadDecider, AheadInit, Question
 from milpplan.parallel import WorkerProcess

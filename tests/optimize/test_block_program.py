@@ -15,9 +15,8 @@ import pytest
 from milpplan import load_hardware, load_model, simulate, solve
 from milpplan.errors import InvalidInputError
 from milpplan.optimize import PlanResult, SolveOptions
+from milpplan.optimize.milp import MAX_ROW_MAGNITUDE, write_mps
 from milpplan.optimize.milp.block_program import block_program, solve_block_program
-from milpplan.optimize.milp.cpsat import MAX_ROW_MAGNITUDE
-from milpplan.optimize.milp.write_program import write_mps
 from milpplan.problem import Job, Problem, Space
 from tests.amounts import long_but
 from tests.optimize.brute_force import Best, brute_force

@@ -11,10 +11,8 @@ from milpplan import PlanResult, Problem, SolveOptions, solve
 from milpplan.errors import InvalidInputError
 from milpplan.optimize import Certification, ClaimedResult, other_backend
 from milpplan.optimize.certify import certify
+from milpplan.optimize.milp import CpSatBackend, Limits, Program, Solution
 from milpplan.optimize.milp.backends import AUTO, BACKENDS
-from milpplan.optimize.milp.cpsat import CpSatBackend
-from milpplan.optimize.milp.program import Program
-from milpplan.optimize.milp.solution import Limits, Solution
 from tests.amounts import long_but
 from tests.optimize.problems import random_problem
 

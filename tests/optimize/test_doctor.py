@@ -8,10 +8,8 @@ from dataclasses import replace
 import pytest
 
 from milpplan.errors import InvalidInputError, SolverError
-from milpplan.optimize.milp import cbc, solver_self_test
+from milpplan.optimize.milp import Limits, Program, ProgramBuilder, Solution, cbc, solver_self_test
 from milpplan.optimize.milp.cbc import CbcBackend
-from milpplan.optimize.milp.program import Program, ProgramBuilder
-from milpplan.optimize.milp.solution import Limits, Solution
 from milpplan.optimize.milp.solver_self_test import brute_force, run_canaries
 from tests.amounts import long_but
 

@@ -7,11 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from milpplan.optimize.layout import LayoutContext
-from milpplan.optimize.layout.compact_relaxation import CompactRelaxation
-from milpplan.optimize.layout.rank_relaxation import RankRelaxation, rank_choices
+from milpplan.optimize.layout import CompactRelaxation, LayoutContext, RankRelaxation, rank_choices
+from milpplan.optimize.space import layers_up_to, run_counts
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.optimize.space.plan_space import layers_up_to, run_counts
 from milpplan.simulation import IntArray, usable_memory_bytes
 from tests.optimize.brute_force import constants
 from tests.optimize.problems import random_problem

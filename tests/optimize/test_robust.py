@@ -15,6 +15,7 @@ from milpplan.errors import InvalidInputError
 from milpplan.optimize import PlanResult
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import (
+    PRIOR_SIGMA,
     Constants,
     Scenario,
     Uncertainty,
@@ -25,7 +26,6 @@ from milpplan.problem import (
     load_scenarios,
     scenario_of,
 )
-from milpplan.problem.overlay import PRIOR_SIGMA
 from milpplan.simulation import TimeScale, usable_memory_bytes
 from tests.amounts import first
 from tests.optimize.brute_force import costed_layouts, weight

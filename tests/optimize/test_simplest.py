@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from milpplan import Plan, PlanResult, SolveOptions, simulate, solve
-from milpplan.optimize.records import untested_terms
+from milpplan.optimize import untested_terms
 from milpplan.optimize.search.simplest import SIMULATED, Simplicity, searched_gap, simplicity
 from milpplan.problem import Problem
 from milpplan.simulation import usable_memory_bytes

@@ -24,15 +24,14 @@ from milpplan import PlanResult, Problem, simulate, solve
 from milpplan.errors import UnavailableError
 from milpplan.optimize import DEFAULT_GAP, Progress, SolveContext, SolveOptions
 from milpplan.optimize import solve as planner
-from milpplan.optimize.milp import cbc
+from milpplan.optimize.milp import Limits, cbc
 from milpplan.optimize.milp.backends import backend
-from milpplan.optimize.milp.solution import Limits
 from milpplan.optimize.milp.solver_self_test import random_program
 from milpplan.optimize.search.closed_layouts import Budget
 from milpplan.optimize.solve import first_plan
+from milpplan.optimize.space import in_space
 from milpplan.optimize.space import layout_space as rule_filter
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.optimize.space.plan_space import in_space
 from tests.amounts import first
 from tests.optimize.mixed_problems import mixed_problem, switched_problem
 from tests.optimize.problems import random_problem

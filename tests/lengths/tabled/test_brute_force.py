@@ -12,8 +12,8 @@ from milpplan.lengths.tabled import (
     undominated_tours,
 )
 from milpplan.lengths.tabled.assignment_program import assignment_program, ranked_sets
+from milpplan.optimize.milp import Limits
 from milpplan.optimize.milp.backends import backend
-from milpplan.optimize.milp.solution import Limits
 from tests.amounts import first
 from tests.lengths.tabled.brute_force import least_time_ns, random_problem
 

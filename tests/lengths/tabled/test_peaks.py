@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from milpplan.lengths.bounds import BatchKind, PipelineTable, around
-from milpplan.lengths.bounds.long_sequence import peaks
-from milpplan.lengths.dispatch.batch_packing import Placed, place, place_around
+from milpplan.lengths.bounds import BatchKind, PipelineTable, around, peaks
+from milpplan.lengths.dispatch import Placed, place, place_around
 from milpplan.lengths.tabled import (
     FloatArray,
     Int64Array,

@@ -14,10 +14,11 @@ from milpplan.lengths.tabled import (
     Int64Array,
     Kind,
     Pipeline,
+    pack,
+    pack_around,
     pipeline_times_ns,
     solve_groups,
 )
-from milpplan.lengths.tabled.levelled import pack, pack_around
 
 LENGTHS = np.array([5, 10, 20, 40, 150, 400])
 COUNTS = np.array([8, 8, 8, 4, 2, 1])
