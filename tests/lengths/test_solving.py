@@ -35,8 +35,8 @@ def solved() -> LengthsResult:
         "milpplan.lengths.heterogeneous.search.HeterogeneousBound.relax",
         "milpplan.lengths.single.single_strategy_search.SingleStrategySearch.run",
         "milpplan.lengths.turns.turn_search.TurnSearch.screen",
-        "milpplan.lengths.turns.turn_search.TurnSearch._price",
-        "milpplan.lengths.turns.turn_search.TurnSearch._branch",
+        pytest.param("milpplan.lengths.turns.turn_search.TurnSearch._price", marks=pytest.mark.long),
+        pytest.param("milpplan.lengths.turns.turn_search.TurnSearch._branch", marks=pytest.mark.long),
     ],
 )
 def test_ctrl_c_gives_the_best_step_so_far(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
