@@ -231,7 +231,7 @@ def test_chains_are_asked_what_sequences_are_worth(long: int, short: int) -> Non
         filled.run(time_ns, time.perf_counter() + 1.0)
         leaders = LongestSequenceBranching(filled, time_ns)
         base = leaders.class_bounds[0]
-        for chain in leaders.assignments.numbers[random.permutation(len(leaders.assignments.numbers))[:4]]:
+        for chain in leaders.assignments.numbers[random.permutation(len(leaders.assignments.numbers))[:2]]:
             for place in np.flatnonzero(chain).tolist():
                 while (worst := base.loosest_nodes(place, time_ns)[0])[1].start is None and not worst[1].done:
                     base.duals.refine(*worst, time_ns, 0.0)

@@ -141,7 +141,7 @@ def test_no_step_of_two_strategies_is_below_the_bound() -> None:
         if one.shared_memory_quanta and one.candidate.layout.pp == 1
     ]
     timed = 0
-    for _ in range(20):
+    for _ in range(10):
         pair = random.choice(several, 2, replace=False)
         share = random.integers(0, found.load.counts + 1)
         parts = [
@@ -155,7 +155,7 @@ def test_no_step_of_two_strategies_is_below_the_bound() -> None:
         total += sum(found.reduce_ns(int(member)) for member in pair) + min(found.finish_ns(int(m)) for m in pair)
         assert total * 1e-9 >= solved().lower_bound_s
         timed += 1
-    assert timed > 5
+    assert timed > 3
 
 
 def test_results_are_plain_data() -> None:

@@ -208,7 +208,7 @@ def test_an_interrupt_before_any_line_leaves_what_is_true(space: str, seed: int)
     options = SolveOptions(workers=1, any_chunks=False)
     with lines_counted(None) as lines:
         whole = solve(problem, options)
-    for at in sorted(rng.sample(range(1, lines[0] + 1), min(10, lines[0]))):
+    for at in sorted(rng.sample(range(1, lines[0] + 1), min(4, lines[0]))):
         with lines_counted(at) as reached:
             stopped = solve(problem, options)
         # How often the progress is told depends on the clock, and a few lines on that.
@@ -223,7 +223,7 @@ def test_progress_and_result_count_the_same_open_layouts(space: str, seed: int) 
     line is in the result."""
     problem = problem_of(space, seed)
     whole = solve(problem, workers=1)
-    for number in range(1, 8):
+    for number in range(1, 5):
         told: list[Progress] = []
 
         def callback(progress: Progress, told: list[Progress] = told, number: int = number) -> None:
