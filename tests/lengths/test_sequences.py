@@ -163,8 +163,8 @@ def test_a_padded_step_is_no_shorter_than_the_packed_bound() -> None:
     """Buckets of one length a micro-batch, every sequence once, and the bound of all packings below."""
     problem = small_problem(memory_gib=40, space={"pp": (1, 2), "recompute": ("none",)})
     steps = bucketed(workload(), least_padding(problem.model, workload(), 4), GRAIN)
-    packed = solve_lengths(problem, steps, GRAIN, 1, 0.02, 4.0, "highs")
-    padded = solve_lengths(problem, steps, GRAIN, 1, 0.02, 4.0, "highs", rules=SequenceRules(padded=True))
+    packed = solve_lengths(problem, steps, GRAIN, 1, 0.1, 4.0, "highs")
+    padded = solve_lengths(problem, steps, GRAIN, 1, 0.1, 4.0, "highs", rules=SequenceRules(padded=True))
     assert packed.static.lower_bound_s <= padded.step_time_s
     assert padded.lower_bound_s <= padded.step_time_s
     held = Counter[int]()
