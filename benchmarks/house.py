@@ -72,13 +72,32 @@ def tree(path: Path) -> ast.Module:
 
 
 @cache
+def statements(path: Path) -> tuple[ast.AST, ...]:
+    """List a file's module, statements and clauses, wherever in it, without their expressions."""
+    return tuple(blocks(tree(path)))
+
+
+def blocks(node: ast.AST) -> Iterator[ast.AST]:
+    """List a node and the statements and clauses inside it: expressions, most of a tree, hold no import."""
+    yield node
+    for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for inner in getattr(node, part, ()):
+            yield from blocks(inner)
+
+
+def is_for_typing(node: ast.AST) -> bool:
+    """Tell whether a statement is the condition under which type checkers read on."""
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+@cache
 def exported(folder: str) -> dict[str, str]:
     """List the public names of a folder, which its ``__init__`` imports for type checkers, and their modules."""
     path = modules().get(f"{folder}.__init__")
     return {
         alias.name: inner.module
         for node in (tree(path).body if path and folder != "milpplan" else ())
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if is_for_typing(node)
         for inner in node.body
         if isinstance(inner, ast.ImportFrom) and inner.module
         for alias in inner.names
@@ -92,13 +111,8 @@ def imported(path: Path, through_folders: bool = True) -> Iterator[str]:
         path: A file with Python code.
         through_folders: Whether a public name of a folder counts as an import of the module that has it.
     """
-    typing_only = {
-        inner
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree(path)):
+    typing_only = {inner for node in statements(path) if is_for_typing(node) for inner in blocks(node)}
+    for node in statements(path):
         if node in typing_only:
             continue
         if isinstance(node, ast.Import):
@@ -150,9 +164,8 @@ def circles() -> list[list[str]]:
 def docstrings() -> Iterator[str]:
     """List all docstrings, those of attributes and constants included."""
     for path in modules().values():
-        for node in ast.walk(tree(path)):
-            body = getattr(node, "body", None)
-            for statement in body if isinstance(body, list) else ():
+        for node in statements(path):
+            for statement in getattr(node, "body", ()):
                 text = statement.value if isinstance(statement, ast.Expr) else None
                 if isinstance(text, ast.Constant) and isinstance(text.value, str):
                     yield text.value

@@ -69,6 +69,15 @@ def commands_built_once() -> None:
         testing._get_command = functools.cache(build)  # type: ignore[union-attr]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def error_bars_simulated_once() -> None:
+    """Every answer of the command line simulates its plan dozens of times for the error bar, which is most of a
+    small solve, and tests ask for the same plans again and again: no step is simulated twice for it."""
+    error_bars = sys.modules.get("milpplan.calibration.error_bars")
+    if error_bars is not None:
+        error_bars.simulate = functools.cache(error_bars.simulate)  # type: ignore[attr-defined]
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Long tests alone: one of every file, then another of each, so that a run that is stopped has tried something

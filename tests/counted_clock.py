@@ -12,7 +12,7 @@ import pytest
 from milpplan.lengths.heterogeneous import count_program as unlike_program
 from milpplan.lengths.single import replica_feasibility
 from milpplan.lengths.tabled import search
-from milpplan.optimize.milp.solution import Limits
+from milpplan.optimize.milp import Limits
 
 TICK_S: Final = 3e-3
 """Seconds between two readings: about what a search takes on one idle core."""

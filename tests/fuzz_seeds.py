@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 import milpplan
 from milpplan.cli.app import app
 from milpplan.problem import preset_text
-from milpplan.reports.documents.document import document_text
-from milpplan.reports.documents.plan_file import PlanFile, plan_document
+from milpplan.reports.documents import PlanFile, document_text, plan_document
 from tests.calibration.test_gemm_table import products
 from tests.calibration.test_nccl import log
 from tests.fuzzing import FILE, Language, Seed

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import milpplan
-from benchmarks.house import exported
+from benchmarks.house import exported, statements, tree
 from milpplan.library import HOMES
 
 PACKAGE = Path(milpplan.__file__).parent
@@ -178,24 +178,10 @@ SOLVER_SIDE_ALLOWED = {
 
 
 @cache
-def tree(path: Path) -> ast.Module:
-    """The parsed module."""
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-@cache
 def imports_and_functions(path: Path) -> tuple[Node, ...]:
     """Every import and every function of a module, wherever in it."""
     wanted = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef)
-    return tuple(node for node in statements(tree(path).body) if isinstance(node, wanted))
-
-
-def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Every statement, those inside others too: expressions, most of a tree, hold no import and no function."""
-    for node in body:
-        yield node
-        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
-            yield from statements(getattr(node, part, []))
+    return tuple(node for node in statements(path) if isinstance(node, wanted))
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -297,6 +283,14 @@ def test_type_checkers_see_the_public_names() -> None:
         if node.module in HOMES and alias.asname == alias.name
     ]
     assert sorted(told) == sorted((home, name) for home, names in HOMES.items() for name in names)
+
+
+def test_public_names_of_folders_are_not_those_of_modules() -> None:
+    """Once a module is imported, its folder has the module under its name, whatever the folder offers."""
+    folders = [name.removesuffix(".__init__") for name in MODULES if name.endswith(".__init__")]
+    public = [f"{folder}.{name}" for folder in folders for name in exported(folder)]
+    assert public
+    assert not [name for name in public if name in MODULES or f"{name}.__init__" in MODULES]
 
 
 def test_pytorch_stays_in_its_room() -> None:

@@ -14,7 +14,7 @@ from benchmarks import calculon_full, calculon_side
 from benchmarks.calculon_measured import NONE, SEQUENCE, TABLE_5, errors
 from benchmarks.calculon_space import Task, random_executions
 from milpplan import Space, simulate
-from milpplan.optimize.bounds.uniform_plans import uniform_plan
+from milpplan.optimize.bounds import uniform_plan
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Problem
 from milpplan.problem.calculon.translation import calculon_run

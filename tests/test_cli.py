@@ -18,8 +18,7 @@ from milpplan.cli.app import app
 from milpplan.errors import SolverError
 from milpplan.problem import SCHEDULES
 from milpplan.reports import files
-from milpplan.reports.documents.document import ResultDocument, SimulationDocument, document_text
-from milpplan.reports.documents.plan_file import PlanFile, plan_document
+from milpplan.reports.documents import PlanFile, ResultDocument, SimulationDocument, document_text, plan_document
 from tests.small import small_problem
 
 PAIR = ["llama3-8b", "dgx-h100"]

@@ -16,7 +16,7 @@ from milpplan import Plan, Problem, simulate
 from milpplan.cli.app import app
 from milpplan.errors import MilpplanError
 from milpplan.problem.calculon.translation import calculon_run, notes, read_calculon
-from milpplan.reports.documents.document import ResultDocument, SimulationDocument
+from milpplan.reports.documents import ResultDocument, SimulationDocument
 from tests.launchers.test_fuzz import JUNK, WORD
 from tests.refusals import in_three_parts
 from tests.test_cli_fuzz import FUZZ, changed, ends_well

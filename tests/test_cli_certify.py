@@ -14,8 +14,15 @@ import pytest
 
 from milpplan import simulate, solve
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.reports.documents.certificate import CertificationDocument, digest, sealed
-from milpplan.reports.documents.document import ResultDocument, document_text, proof_sentence, result_document
+from milpplan.reports.documents import (
+    CertificationDocument,
+    ResultDocument,
+    digest,
+    document_text,
+    proof_sentence,
+    result_document,
+    sealed,
+)
 from tests.optimize.problems import random_problem
 from tests.small import small_problem
 from tests.test_cli import SOLVE, refused, run

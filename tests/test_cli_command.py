@@ -17,8 +17,7 @@ from milpplan import Layout
 from milpplan.cli.app import COMMANDS as LISTED
 from milpplan.cli.app import app, load_command
 from milpplan.cli.command import wrapped
-from milpplan.reports.documents.document import document_text
-from milpplan.reports.documents.plan_file import PlanFile, plan_document
+from milpplan.reports.documents import PlanFile, document_text, plan_document
 from tests.amounts import long_but
 from tests.simulation.cases import even_plan
 from tests.small import small_problem

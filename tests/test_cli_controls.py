@@ -12,16 +12,18 @@ from typer.testing import CliRunner
 
 from milpplan.cli.app import app
 from milpplan.launchers import TARGETS
+from tests.amounts import long_but
 from tests.fuzz_seeds import LABELS, seeds
 from tests.fuzzing import CONTROLS, FILE, at, parsed, places, replaced, run, written, wrong_characters
 
 HOSTILE = "a" + "".join(CONTROLS) + "\U000e0041\ud800\nz"
 
 
+@pytest.mark.parametrize("number", long_but((2,), (2, 6)))
 @pytest.mark.parametrize("label", LABELS)
-def test_no_control_leaves(label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every text field in turn with all of them, or with one: neither what is printed nor a file that is written
-    holds one, whether the input is taken or refused."""
+def test_no_control_leaves(label: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some names and other texts in turn with all of them, or with one: neither what is printed nor a file that is
+    written holds one, whether the input is taken or refused."""
     monkeypatch.chdir(tmp_path)
     draw = random.Random(label)
     seed = next((one for one in seeds()[label] if one.language != "text"), seeds()[label][0])
@@ -29,7 +31,7 @@ def test_no_control_leaves(label: str, tmp_path: Path, monkeypatch: pytest.Monke
     fields = [] if tree is None else [path for path in places(tree) if isinstance(at(tree, path), str)]
     texts = [seed.text.replace("\n", f" {sign}\n", 3) for sign in ("\x1b[31m", "\u202e")] if tree is None else []
     names = [path for path in fields if path[-1] in ("name", "run", "project", "id", "source", "type")]
-    for path in [*draw.sample(names, min(6, len(names))), *draw.sample(fields, min(6, len(fields)))]:
+    for path in [*draw.sample(names, min(number, len(names))), *draw.sample(fields, min(number, len(fields)))]:
         hostile = replaced(tree, path, draw.choice([HOSTILE, f"x{draw.choice(CONTROLS)}"]))
         texts += [written(hostile, seed.language)]
     for text in texts:

@@ -18,8 +18,7 @@ import milpplan
 from milpplan.cli import solving
 from milpplan.cli.app import app
 from milpplan.errors import InfeasibleError
-from milpplan.reports.documents.document import document_text
-from milpplan.reports.documents.plan_file import PlanFile, plan_document
+from milpplan.reports.documents import PlanFile, document_text, plan_document
 from tests.amounts import long_but
 from tests.fuzz_seeds import LABELS, keys_of, seeds
 from tests.fuzzing import Case, broken, run, swaps
@@ -37,7 +36,7 @@ JUNK = st.one_of(
     st.builds(dict),
     st.builds(lambda: [[0, 1]]),
 )
-FUZZ = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @cache
@@ -135,7 +134,7 @@ def all_end_well(cases: list[Case], directory: Path) -> None:
     assert not wrong, "\n\n".join(wrong.values())
 
 
-@pytest.mark.parametrize("number", long_but((10,), (10, 300)))
+@pytest.mark.parametrize("number", long_but((5,), (5, 300)))
 @pytest.mark.parametrize("label", LABELS)
 def test_every_command_ends_well_whatever_is_in_its_file(
     label: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -148,7 +147,7 @@ def test_every_command_ends_well_whatever_is_in_its_file(
     all_end_well(cases, tmp_path)
 
 
-@pytest.mark.parametrize("most", long_but((10,), (10, 10_000)))
+@pytest.mark.parametrize("most", long_but((5,), (5, 10_000)))
 @pytest.mark.parametrize("name", TARGETS)
 def test_every_key_of_every_launcher_with_other_types(
     name: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

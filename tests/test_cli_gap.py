@@ -17,11 +17,9 @@ from milpplan.cli.app import app
 from milpplan.errors import InvalidInputError
 from milpplan.explain import optima
 from milpplan.launchers.megatron.launcher import Megatron
-from milpplan.optimize.bounds.uniform_plans import uniform_plan
-from milpplan.reports.answers import Failed, GapDocument, Judged, gap_document
-from milpplan.reports.answers.gap import layout_fates
-from milpplan.reports.documents.document import document_text, read_plan
-from milpplan.reports.documents.plan_file import PlanFile, plan_document
+from milpplan.optimize.bounds import uniform_plan
+from milpplan.reports.answers import Failed, GapDocument, Judged, gap_document, layout_fates
+from milpplan.reports.documents import PlanFile, document_text, plan_document, read_plan
 from milpplan.reports.html.charts import fates_chart
 from tests.small import small_hardware, small_problem
 from tests.test_cli_calculon import FILES, PATHS

@@ -15,8 +15,7 @@ from typer.testing import CliRunner, Result
 from milpplan import fixed, solve
 from milpplan.cli import arguments
 from milpplan.cli.app import app
-from milpplan.reports.documents.document import document_text
-from milpplan.reports.documents.plan_file import PlanFile, plan_document
+from milpplan.reports.documents import PlanFile, document_text, plan_document
 from tests.launchers.cases import llama_uneven, round_trip
 from tests.launchers.test_deepspeed import llama as llama_of_deepspeed
 from tests.launchers.test_nanotron import llama as llama_of_nanotron

@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 from milpplan.cli.app import app
 from milpplan.cli.commands.solve import solve
 from milpplan.errors import InvalidInputError
-from milpplan.lengths.dispatch.team_dispatch import TeamDispatcher
-from milpplan.lengths.dispatch.turn_dispatch import TurnDispatcher
+from milpplan.lengths.dispatch import TeamDispatcher, TurnDispatcher
 from milpplan.reports import lengths_in
 from milpplan.reports.answers import LengthsFile
 

@@ -14,7 +14,7 @@ import pytest
 
 import milpplan
 from milpplan.library import HOMES
-from milpplan.reports.documents.document import ResultDocument
+from milpplan.reports.documents import ResultDocument
 
 PROGRAM = [sys.executable, "-c", "from milpplan.cli import main; main()"]
 SOLVE = ["solve", "llama3-8b", "dgx-h100", "--gpus", "16", "--global-batch", "32", "--space", "uniform"]

@@ -11,9 +11,7 @@ from typer.testing import CliRunner, Result
 
 from milpplan import Layout
 from milpplan.cli.app import app
-from milpplan.reports.documents.certificate import sealed
-from milpplan.reports.documents.document import document_text
-from milpplan.reports.documents.plan_file import PlanFile, plan_document
+from milpplan.reports.documents import PlanFile, document_text, plan_document, sealed
 from milpplan.units import seconds_text
 from tests.reports.pages import document
 from tests.simulation.cases import even_plan

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from milpplan.cli import outcome
@@ -32,6 +34,12 @@ SOLVES = {
 }
 FIRST = ("--gpus", "--global-batch", "--seq-len", "--precision", "--target", "--space", "--fix", "--time-limit")
 """Options that people need first, before ``--out`` and ``--verbose``."""
+
+
+@cache
+def dense(*more: str) -> Result:
+    """Solve the dense model, once with each choice of other options."""
+    return run("solve", *shlex.split(SOLVES["dense"]), *more)
 
 
 def timeless(value: Any) -> Any:
@@ -83,23 +91,19 @@ def test_without_a_launcher_the_screen_says_how_to_get_a_plan_for_one() -> None:
 
 def test_verbose_adds_and_changes_nothing() -> None:
     """The first screen, then stages, time, memory, evidence and the search; the document is the same."""
-    short, long = (run("solve", *shlex.split(SOLVES["dense"]), *more).stdout for more in ((), ("--verbose",)))
+    short, long = (dense(*more).stdout for more in ((), ("--verbose",)))
     above = short.partition("next ")[0]
     assert long.startswith(above)
     for words in ("Stages", "Time (mean of the stages)", "Memory (stage 0", "evidence ", "layouts ", "solver "):
         assert words in long
         assert words not in short
-    documents = [
-        json.loads(run("solve", *shlex.split(SOLVES["dense"]), "--json", *more).stdout)
-        for more in ((), ("--verbose",))
-    ]
+    documents = [json.loads(dense("--json", *more).stdout) for more in ((), ("--verbose",))]
     assert timeless(documents[0]) == timeless(documents[1])
 
 
 def test_progress_goes_to_a_file_on_request() -> None:
     """Lines on stderr that start with a plan before any bound; nothing without the option, and the same answer."""
-    words = ("solve", *shlex.split(SOLVES["dense"]))
-    silent, told = run(*words), run(*words, "--progress")
+    silent, told = dense(), dense("--progress")
     assert silent.stderr == ""
     assert told.stdout == silent.stdout
     lines = told.stderr.splitlines()

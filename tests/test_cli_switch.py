@@ -14,8 +14,7 @@ from typer.testing import CliRunner, Result
 from milpplan import Links, Problem, plan_switch
 from milpplan.cli.app import app
 from milpplan.problem import Job
-from milpplan.reports.documents.document import document_text
-from milpplan.reports.documents.plan_file import PlanFile, plan_document
+from milpplan.reports.documents import PlanFile, document_text, plan_document
 from tests.small import small_problem
 from tests.switching.cases import plan_of
 from tests.test_cli_fuzz import FUZZ, changed, ends_well, plan_tree

@@ -132,31 +132,27 @@ def test_every_stack_of_a_target_ships() -> None:
 def test_the_margin_of_memory_is_an_option(tmp_path: Path) -> None:
     """A plan leaves the margin that is asked for; its price is printed, written and certified; a share that is
     none is refused."""
-    runner, peaks = CliRunner(), {}
+    runner, documents, file = CliRunner(), {}, tmp_path / "margin.json"
     command = [*SMALL, "--fix", "recompute=none", "--space", "uniform"]
     for share in ("0", "0.05", "0.3"):
-        done = runner.invoke(app, [*command, "--memory-margin", share, "--json"])
+        done = runner.invoke(app, [*command, "--memory-margin", share, "--out", str(file)])
         assert done.exit_code == 0, done.output
-        document = json.loads(done.stdout)
-        peaks[share] = document["peak_memory_bytes"]
+        document = documents[share] = json.loads(file.read_text())
         installed = document["problem"]["hardware"]["accelerator"]["memory_bytes"]
-        assert peaks[share] <= document["usable_memory_bytes"] - int(float(share) * installed)
+        spared = int(float(share) * installed)
+        assert document["peak_memory_bytes"] <= document["usable_memory_bytes"] - spared
     default = json.loads(runner.invoke(app, [*command, "--json"]).stdout)
-    assert default["peak_memory_bytes"] == peaks["0.05"]
-    file = tmp_path / "margin.json"
-    written = [*command, "--memory-margin", "0.3", "--out", str(file)]
-    said = " ".join(runner.invoke(app, written).output.split())
+    assert default["peak_memory_bytes"] == documents["0.05"]["peak_memory_bytes"]
+    said = " ".join(done.output.split())
     assert "margin 23.9 GiB (" in said
-    price = json.loads(file.read_text())["margin_price"]
+    price = documents["0.3"]["margin_price"]
     assert 0 < price["least_fraction"] <= price["most_fraction"]
     assert price["space"]["memory_margin_fraction"] == 0
     assert price["objective_bound"] <= price["objective"]
     certified = runner.invoke(app, ["certify", str(file)])
     assert certified.exit_code == 0, certified.output
     assert "price of the memory margin proved again" in " ".join(certified.output.split())
-    assert (
-        json.loads(runner.invoke(app, [*command, "--memory-margin", "0", "--json"]).stdout)["margin_price"] is None
-    )
+    assert documents["0"]["margin_price"] is None
     assert "slower than without)" in said
     assert "30.0 % of the memory free" in said
     for wrong in ("-0.1", "0.6", "nan"):

@@ -13,8 +13,7 @@ from milpplan import Layout, Problem, traffic
 from milpplan.cli import arguments
 from milpplan.cli.app import app
 from milpplan.problem import RANK_ORDERS
-from milpplan.reports.documents.document import document_text
-from milpplan.reports.documents.plan_file import PlanFile, plan_document
+from milpplan.reports.documents import PlanFile, document_text, plan_document
 from tests.simulation.cases import even_plan
 from tests.small import small_problem
 

@@ -7,10 +7,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.error_causes import CLASSES, cause_of, order_table, share_table, shares, with_earlier_engine
-from milpplan.validation import Comparison
-from milpplan.validation.comparison import compare_run
+from milpplan.validation import Comparison, compare_run, grouped
 from milpplan.validation.runs import StepMeasure
-from milpplan.validation.summary import grouped
 from tests.validation.cases import run, shipped_runs
 
 

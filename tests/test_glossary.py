@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.house import modules, tree
+
 ROOT = Path(__file__).parents[1]
 ROW = re.compile(r"^\| (.+?) \| (.+?) \| (.+?) \|$", re.MULTILINE)
 ROWS = ROW.findall((ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"))[1:]
@@ -25,8 +27,7 @@ def defined(body: list[ast.stmt], prefix: str = "") -> Iterator[str]:
 
 def test_every_name_is_in_the_code() -> None:
     """A class, function, field or constant of the package has each name of the second column."""
-    modules = (ROOT / "milpplan").rglob("*.py")
-    names = {name for path in modules for name in defined(ast.parse(path.read_text(encoding="utf-8")).body)}
+    names = {name for path in modules().values() for name in defined(tree(path).body)}
     assert len(ROWS) > 80
     for term, code, _ in ROWS:
         given = re.findall(r"`([^`]+)`", code)

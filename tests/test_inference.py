@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from milpplan import Layout, Plan, Problem, load_hardware, load_model, simulate, solve
 from milpplan.cli.app import app
 from milpplan.errors import IllegalPlanError
-from milpplan.optimize.bounds.closed_form import compute_bounds, layout_bounds
+from milpplan.optimize.bounds import compute_bounds, layout_bounds
 from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space
 from milpplan.problem import Job
 from milpplan.simulation import LayoutColumns, LayoutCosts, plan_stages

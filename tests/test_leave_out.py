@@ -13,15 +13,12 @@ import pytest
 from benchmarks import coverage, fifths, fit_plain, fit_stacks, validation_tables
 from benchmarks.leave_out import errors, left_out, tables
 from benchmarks.tables import replace_section
-from milpplan.calibration import Observation, observations
-from milpplan.calibration.coverage import Coverage
-from milpplan.calibration.fitting.fit import fit
+from milpplan.calibration import Coverage, Observation, fit, observations
 from milpplan.problem import with_constants
 from milpplan.simulation import simulate
-from milpplan.validation import compare
+from milpplan.validation import TERMS, compare
 from milpplan.validation.ablation import exercised_terms
 from milpplan.validation.runs import Run, RunFile, read_runs
-from milpplan.validation.terms import TERMS
 from tests.validation.cases import exact_record, record, written
 
 CONSTANTS = ("gemm_efficiency",)

@@ -21,9 +21,8 @@ from milpplan import PlanResult, Problem
 from milpplan.graph import GraphProgress, StrategyGraph
 from milpplan.optimize import Progress
 from milpplan.optimize.layout import LayoutContext, LayoutOutcome, LayoutSolver
+from milpplan.optimize.milp import Limits, Program
 from milpplan.optimize.milp.backends import AUTO, BACKENDS, backend
-from milpplan.optimize.milp.program import Program
-from milpplan.optimize.milp.solution import Limits
 from milpplan.optimize.milp.solver_self_test import hard_program
 from tests.amounts import long_but
 from tests.optimize.problems import random_problem

@@ -18,7 +18,7 @@ from milpplan.problem import Job, Lora, Plan
 from milpplan.simulation import LayoutColumns, states
 from milpplan.simulation.layers import Part, Phase, layer_activations, layer_seconds, trained_parameters
 from milpplan.simulation.layout_costs import layout_costs
-from milpplan.validation.terms import used_terms
+from milpplan.validation import used_terms
 from tests.amounts import long_but
 from tests.communication.test_traffic import assert_sums
 from tests.optimize.problems import random_problem
@@ -198,7 +198,8 @@ def test_the_command_line_answers_with_evidence(tmp_path: Path) -> None:
     """A solve with adapters names them, says that no measured run covers them, and writes a plan file that
     ``explain`` reads and ``export`` and ``switch`` refuse by name."""
     file = tmp_path / "plan.json"
-    answer = run(*JOB, "--lora-rank", "8", "--lora-modules", "all-linear", "--out", str(file))
+    adapters = ("--lora-rank", "8", "--lora-modules", "all-linear")
+    answer = run(*JOB, "--space", "uniform", *adapters, "--out", str(file))
     assert answer.exit_code == 0
     assert "no measured run on Hopper covers LoRA adapters or frozen parts" in " ".join(answer.output.split())
     written = json.loads(file.read_text())

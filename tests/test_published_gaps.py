@@ -16,7 +16,7 @@ from benchmarks.published_gaps import (
     sweep_table,
 )
 from milpplan.explain.judge import Solves
-from milpplan.validation.comparison import compare_run
+from milpplan.validation import compare_run
 from tests.validation.cases import run
 
 

@@ -16,8 +16,8 @@ from benchmarks.tuner_encoding import ILLEGAL, UNFIT, Ask, Encoding, Knob, encod
 from benchmarks.tuner_figure import figure, quartiles
 from benchmarks.tuner_search import Budget, TunerRun, tune
 from milpplan import Layout, Plan, PlanResult, Problem, VirtualStage, simulate, solve
+from milpplan.optimize.space import even_splits
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.optimize.space.plan_space import even_splits
 from tests.amounts import long_but
 
 DENSE = Case("tiny", "llama3-8b", "dgx-h100", 16, 16, 2048)

@@ -12,6 +12,7 @@ from milpplan.library import lazy_exports
 
 if TYPE_CHECKING:
     from milpplan.launchers.records import ConfigLaunch, Imported, ImportRequest, Launch
+    from milpplan.launchers.scripts import job_files
     from milpplan.launchers.settings import Code, Known, flat, is_quiet, known_settings
     from milpplan.launchers.targets import TARGETS, restrict, target_named, target_names
 else:

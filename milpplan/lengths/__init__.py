@@ -9,7 +9,15 @@ from milpplan.library import lazy_exports
 
 if TYPE_CHECKING:
     from milpplan.lengths.candidates import quantum_problem
-    from milpplan.lengths.cost_tables import Load, line_below, micro_batch_times, pipeline_ns, replicas_ns
+    from milpplan.lengths.cost_tables import (
+        Load,
+        finish_ns,
+        line_below,
+        micro_batch_times,
+        pipeline_ns,
+        replicas_ns,
+        replicas_of_several,
+    )
     from milpplan.lengths.document import (
         Degrees,
         DispatchFile,
@@ -30,8 +38,22 @@ if TYPE_CHECKING:
         Step,
         StrategyTables,
         cutoff_ns,
+        pack_padded,
         recomputes_less,
     )
     from milpplan.lengths.switches import Switches
+    from milpplan.lengths.workload import (
+        LogNormal,
+        Mixture,
+        Pareto,
+        Workload,
+        described,
+        fitted_mixture,
+        optimal_buckets,
+        padded,
+        read_lengths,
+        step_of,
+        workload_of,
+    )
 else:
     __getattr__ = lazy_exports(__name__, __file__)

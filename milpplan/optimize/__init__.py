@@ -9,8 +9,9 @@ from milpplan.library import lazy_exports
 if TYPE_CHECKING:
     from milpplan.optimize.certify import SecondProofs, other_backend
     from milpplan.optimize.context import Counters, SolveContext
+    from milpplan.optimize.fewest import FewestSearch
     from milpplan.optimize.infeasibility import Effort, explain, refusing_rules, with_job, with_space
-    from milpplan.optimize.objective import objective_weights
+    from milpplan.optimize.objective import objective_weights, on_gpus
     from milpplan.optimize.records import (
         DEFAULT_GAP,
         Certification,
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
         PlanResult,
         Progress,
         SolveOptions,
+        Status,
+        untested_terms,
     )
     from milpplan.optimize.robust import solve_robust
     from milpplan.optimize.solve import fixed, target_price

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         stack_names,
     )
     from milpplan.problem.hardware import (
+        MEMORY_MARGIN,
         Accelerator,
         BusTable,
         GemmTable,
@@ -47,7 +48,9 @@ if TYPE_CHECKING:
     )
     from milpplan.problem.overlay import (
         COLLECTIVES,
+        DOUBTED_CONGESTION,
         FACTORS,
+        LEFT_SHARE,
         PRIOR_SIGMA,
         PRIORS,
         UNCERTAIN,
@@ -83,7 +86,7 @@ if TYPE_CHECKING:
         shares_of,
     )
     from milpplan.problem.problem import ANY_SPLIT_LAYERS, Job, Lora, Mixing, NodeGroup, Problem, Range, Space
-    from milpplan.problem.reading import parse_json, read_bytes, read_text, validated
+    from milpplan.problem.reading import nearest, parse_json, read_bytes, read_text, validated
     from milpplan.problem.scenarios import Scenario, default_scenarios, in_scenario, scenario_of
 else:
     __getattr__ = lazy_exports(__name__, __file__)

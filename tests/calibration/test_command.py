@@ -14,7 +14,7 @@ from milpplan.calibration import write_overlay
 from milpplan.cli import interrupts
 from milpplan.cli.commands import calibrate
 from milpplan.problem import PRIORS, Constants, Factor
-from milpplan.reports.documents.document import ResultDocument, SimulationDocument
+from milpplan.reports.documents import ResultDocument, SimulationDocument
 from tests.calibration.cases import Theta, measured_under, steps, varied
 from tests.calibration.test_gemm_table import products
 from tests.calibration.test_nccl import log

@@ -8,9 +8,16 @@ import pytest
 
 import milpplan
 from milpplan import Plan, Problem, simulate
-from milpplan.calibration import error_bar, joint_end, mean_share, robustness
-from milpplan.calibration.coverage import Coverage, within_one_sigma
-from milpplan.calibration.error_bars import at, side_s
+from milpplan.calibration import (
+    Coverage,
+    at,
+    error_bar,
+    joint_end,
+    mean_share,
+    robustness,
+    side_s,
+    within_one_sigma,
+)
 from milpplan.problem import PRIOR_SIGMA, PRIORS, UNCERTAIN, Uncertainty, uncertainty_of, with_constants
 from milpplan.reports.words.result_words import error_bar_text, robustness_text
 from tests.small import small_problem

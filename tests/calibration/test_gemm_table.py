@@ -7,8 +7,7 @@ import pytest
 from scipy.optimize import lsq_linear
 
 from milpplan import load_hardware
-from milpplan.calibration import fit_gemm
-from milpplan.calibration.efficiency_tables import is_gemm_csv, least_within, parse_gemm
+from milpplan.calibration import fit_gemm, is_gemm_csv, least_within, parse_gemm
 from milpplan.errors import InvalidInputError
 from milpplan.problem import with_constants
 from milpplan.simulation.layers.kernels import gemm_s

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from milpplan import load_hardware
-from milpplan.calibration import fit_bus
-from milpplan.calibration.bus_tables import is_nccl_log, parse_nccl
+from milpplan.calibration import fit_bus, is_nccl_log, parse_nccl
 from milpplan.errors import InvalidInputError
 
 COLUMNS = """\

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from milpplan import load_hardware
-from milpplan.calibration import write_overlay
-from milpplan.calibration.sources import overlay_text
+from milpplan.calibration import overlay_text, write_overlay
 from milpplan.errors import InvalidInputError, UnknownNameError
 from milpplan.problem import (
     COLLECTIVES,
+    DOUBTED_CONGESTION,
     FACTORS,
+    LEFT_SHARE,
     PRIOR_SIGMA,
     BusTable,
     Constants,
@@ -30,7 +31,6 @@ from milpplan.problem import (
     moved,
     uncertainty_of,
 )
-from milpplan.problem.overlay import DOUBTED_CONGESTION, LEFT_SHARE
 from milpplan.simulation.network.collectives import all_gather_s
 
 ORIGIN = Provenance(data='a "test"\n', date="2026-01-01", method="by hand", num_measurements=3)

@@ -9,12 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from milpplan import Job, Layout, Plan, Problem, VirtualStage, load_hardware, load_model, simulate
-from milpplan.calibration.sources import peak_margin, write_overlay
-from milpplan.calibration.training_logs import LoggedSteps, logged_steps, program_of
+from milpplan.calibration import LoggedSteps, logged_steps, peak_margin, program_of, write_overlay
 from milpplan.cli.app import app
 from milpplan.errors import InvalidInputError
 from milpplan.problem import Overlay, Provenance
-from milpplan.reports.documents.document import read_plan
+from milpplan.reports.documents import read_plan
 
 MEGATRON = (
     " [2025-10-06 03:27:07] iteration {number:8}/     100 | consumed samples:         5120 | elapsed time per"

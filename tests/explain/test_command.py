@@ -18,8 +18,7 @@ from milpplan.errors import MilpplanError
 from milpplan.explain import WISHABLE
 from milpplan.explain.why_not import wished
 from milpplan.reports.answers import ExplanationDocument
-from milpplan.reports.documents.document import document_text
-from milpplan.reports.documents.plan_file import PlanFile, plan_document
+from milpplan.reports.documents import PlanFile, document_text, plan_document
 from tests.small import small_problem
 
 

@@ -16,7 +16,7 @@ from milpplan.explain import Budget
 from milpplan.explain.judge import Solves, widened
 from milpplan.explain.judge.gap import WHOLE, Priced, belongs, best_changes, carried_over, gap, judged, variants
 from milpplan.optimize import with_space
-from milpplan.optimize.bounds.uniform_plans import uniform_plan
+from milpplan.optimize.bounds import uniform_plan
 from milpplan.optimize.solve import solve
 from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space
 from milpplan.problem import Space

@@ -12,7 +12,7 @@ from milpplan.explain import NearBest
 from milpplan.explain import overview as module
 from milpplan.explain.overview import near_best, rule_of_thumb
 from milpplan.optimize import fixed, with_job
-from milpplan.optimize.bounds.uniform_plans import uniform_plan
+from milpplan.optimize.bounds import uniform_plan
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from tests.optimize.brute_force import brute_force
 from tests.optimize.replica_problems import BOTH, best_of_replicas, brute_force_of_both, replica_problem

@@ -13,7 +13,7 @@ from milpplan import Layout, Problem, explain_plan, solve
 from milpplan.errors import InvalidInputError
 from milpplan.explain import WISHABLE, Optimum, WishAnswer, Yardstick
 from milpplan.explain.why_not import WORDS, answer, neighbours, rule_effects, wished
-from milpplan.optimize.bounds.closed_form import compute_bounds
+from milpplan.optimize.bounds import compute_bounds
 from milpplan.optimize.space import enumerate_layouts
 from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space
 from milpplan.optimize.space.rules import PAIR_RULES, SCHEDULE_RULES, SPLIT_BACKWARD_RULES, SPLIT_RULES

@@ -23,7 +23,7 @@ from milpplan import Job, Layout, Plan, Problem, Recompute, VirtualStage, load_h
 from milpplan.errors import IllegalPlanError
 from milpplan.launchers import TARGETS, ConfigLaunch, ImportRequest, Launch, restrict
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.problem.huggingface.config import model_from_config
+from milpplan.problem.huggingface import model_from_config
 from tests.launchers.test_targets import drawn_plan
 
 TINY = {

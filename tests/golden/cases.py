@@ -51,14 +51,15 @@ COMMANDS: Final[dict[str, str]] = {
     # spaces
     "uniform": f"solve llama3-70b dgx-h100 --gpus 512 --global-batch 512 {UNIFORM}",
     "free": "solve llama3-70b dgx-h100 --gpus 512 --global-batch 512",
-    "any": "solve llama3-8b dgx-h100 --gpus 16 --global-batch 16 --space any --fix pp=4 --fix tp=2 --workers 1"
+    "any": "solve llama3-8b dgx-h100 --gpus 16 --global-batch 16 --space any --fix pp=4,tp=2,vpp=2 --workers 1"
     " --gap 1e-2",
     "megatron's": "solve llama3-8b dgx-h100 --gpus 16 --global-batch 64 --target megatron --out free.json",
     "fixed": f"{SMALL} --fix tp=2 --fix recompute=full --out fixed.json",
     "forbidden": f"{SMALL} --forbid tp=1 --forbid pp=1,dp=16 {UNIFORM}",
     "experts": f"solve mixtral-8x7b dgx-h100 --gpus 64 --global-batch 128 {UNIFORM} --out experts.json",
     "latent attention": f"solve deepseek-v3 dgx-h100 --gpus 512 --global-batch 1024 {UNIFORM} --schedule all",
-    "uneven experts": "solve gpt-oss-120b dgx-h100 --gpus 32 --global-batch 64 --fix pp=4 --fix tp=2 --fix vpp=1",
+    "uneven experts": "solve gpt-oss-120b dgx-h100 --gpus 32 --global-batch 64 --fix pp=4,tp=2,vpp=1"
+    " --fix micro_batch_size=1,zero_stage=1 --gap 5e-3",
     "every switch": f"solve llama2-7b dgx-a100-80 --gpus 64 --global-batch 512 {UNIFORM} --schedule all"
     " --allow all",
     "every schedule": "solve llama2-7b dgx-a100-80 --gpus 32 --global-batch 64 --fix pp=4 --schedule all",

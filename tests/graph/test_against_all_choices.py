@@ -12,9 +12,8 @@ import pytest
 from milpplan.errors import InvalidInputError, SolverError
 from milpplan.graph import Peak, StrategyGraph, solving
 from milpplan.graph.solving import BoundRefutedError
+from milpplan.optimize.milp import Limits, Program, Solution
 from milpplan.optimize.milp.backends import backend as named_backend
-from milpplan.optimize.milp.program import Program
-from milpplan.optimize.milp.solution import Limits, Solution
 from tests.amounts import long_but
 from tests.graph.cases import COSTS, bytes_graph, check_against_all, exact_costs, sum_of_largest
 

@@ -11,10 +11,9 @@ import pytest
 
 from milpplan import simulate
 from milpplan.errors import IllegalPlanError, InvalidInputError
-from milpplan.launchers import TARGETS, ImportRequest, restrict, target_named
+from milpplan.launchers import TARGETS, ImportRequest, job_files, restrict, target_named
 from milpplan.launchers.megatron.launcher import Imported
-from milpplan.launchers.scripts import job_files
-from milpplan.optimize.bounds.uniform_plans import uniform_plan
+from milpplan.optimize.bounds import uniform_plan
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Layout, Lora
 from tests.launchers.test_targets import asked, drawn_plan

@@ -12,12 +12,12 @@ from milpplan import Layout, Plan, Problem, Recompute, VirtualStage, simulate, s
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError, UnknownNameError
 from milpplan.launchers import TARGETS, ImportRequest, restrict
 from milpplan.optimize import SolveOptions, target_price
-from milpplan.optimize.bounds.uniform_plans import uniform_plan
+from milpplan.optimize.bounds import uniform_plan
+from milpplan.optimize.space import even_splits
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.optimize.space.plan_space import even_splits
 from milpplan.problem import NodeGroup
-from milpplan.simulation.layers.activations import layer_activations
-from milpplan.simulation.layout_columns import LayoutColumns
+from milpplan.simulation import LayoutColumns
+from milpplan.simulation.layers import layer_activations
 from milpplan.units import GIB
 from tests.amounts import long_but
 from tests.simulation.cases import problem_of, shipped_hardware, shipped_model

@@ -7,12 +7,8 @@ import math
 
 import numpy as np
 
-from milpplan.lengths import micro_batch_times
-from milpplan.lengths.side_by_side.teams import Family, Turn
-from milpplan.lengths.workload import (
-    Workload,
-    workload_of,
-)
+from milpplan.lengths import Workload, micro_batch_times, workload_of
+from milpplan.lengths.side_by_side import Family, Turn
 from tests.lengths.cases import GRAIN
 
 FLAT = {"pp": (1,), "tp": (1,)}

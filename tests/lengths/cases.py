@@ -7,13 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from milpplan.lengths import Load, StrategyTables, quantum_problem
+from milpplan.lengths import Load, StrategyTables, Workload, quantum_problem, workload_of
 from milpplan.lengths.bounds import StageLoads, Window, best_mixture
 from milpplan.lengths.turns.lagrangian_mixtures import Bounded, even_weights, subgradient_bound_ns
-from milpplan.lengths.workload import (
-    Workload,
-    workload_of,
-)
 from milpplan.problem import Problem
 from tests.small import small_model, small_problem
 

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.length_draws import GPUS, HEADER, drawn, far, row, summary
 from benchmarks.length_jobs import CASES, Case, LogNormalLaw, ParetoTail, Wikipedia
-from benchmarks.lengths import solved, tables, with_rows
+from benchmarks.lengths import Solved, solved, tables, with_rows
 from benchmarks.team_batches import HEADER as BATCHES_HEADER
 from benchmarks.team_batches import Cluster
 from benchmarks.team_batches import drawn as batches
@@ -56,11 +56,16 @@ def test_drawn_jobs_are_different_ones_of_what_is_claimed() -> None:
     assert not set(far()) & set(jobs)
 
 
-def test_a_drawn_job_has_a_row_and_counts_where_it_is() -> None:
+@pytest.fixture(scope="module")
+def small() -> Solved:
+    """Solve a job of twelve sequences in every space."""
+    return solved(Case("llama2-7b", "dgx-h100", 8, 8192, Wikipedia(12)), 0.5)
+
+
+def test_a_drawn_job_has_a_row_and_counts_where_it_is(small: Solved) -> None:
     """Cells as many as the header has; a gap counts for the edges that it is within as it is printed."""
-    case = Case("llama2-7b", "dgx-h100", 8, 8192, Wikipedia(12))
-    result = solved(case, 0.5).whole
-    cells = row(case, result)
+    result = small.whole
+    cells = row(small.case, result)
     assert len(cells) == len(HEADER)
     assert cells[2:5] == [f"{result.step_time_s:.3f}", f"{result.lower_bound_s:.3f}", f"{result.gap:.2%}"]
     said = summary([0.01, 0.01004, 0.0101, 0.0199, 0.05])
@@ -85,19 +90,18 @@ def test_rows_of_some_jobs_replace_theirs() -> None:
     assert with_rows("", new, [2]) == new
 
 
-def test_tables_of_one_run_agree() -> None:
+def test_tables_of_one_run_agree(small: Solved) -> None:
     """All four tables name the job and its best static step, and no step is below the bound of its space or of a
     larger one; of two bounds of solves that time ended either may be the higher one."""
-    one = solved(Case("llama2-7b", "dgx-h100", 8, 8192, Wikipedia(12)), 0.5)
-    assert one.turns.lower_bound_s <= one.turns.step_time_s <= one.static.step_time_s
-    assert one.whole.lower_bound_s <= min(one.turns.step_time_s, one.whole.step_time_s)
-    assert one.whole.step_time_s <= one.whole.static.step_time_s
-    assert one.unlike.lower_bound_s <= min(one.unlike.step_time_s, one.whole.step_time_s)
-    assert {step.rule for step in one.others} == {"bucketing", "HotSPa", "FlexSP"}
-    for table in tables([one]).values():
+    assert small.turns.lower_bound_s <= small.turns.step_time_s <= small.static.step_time_s
+    assert small.whole.lower_bound_s <= min(small.turns.step_time_s, small.whole.step_time_s)
+    assert small.whole.step_time_s <= small.whole.static.step_time_s
+    assert small.unlike.lower_bound_s <= min(small.unlike.step_time_s, small.whole.step_time_s)
+    assert {step.rule for step in small.others} == {"bucketing", "HotSPa", "FlexSP"}
+    for table in tables([small]).values():
         cells = table.splitlines()[2].split(" | ")
         assert cells[0] == "| llama2-7b, 8 x dgx-h100"
-        assert any(cell.startswith(f"{one.static.step_time_s:.3f}") for cell in cells)
+        assert any(cell.startswith(f"{small.static.step_time_s:.3f}") for cell in cells)
 
 
 def test_batches_of_training_are_drawn_and_have_rows() -> None:

@@ -9,10 +9,20 @@ import numpy as np
 import pytest
 
 from milpplan.lengths import Load, StrategyTables, pipeline_ns, replicas_ns
-from milpplan.lengths.bounds import StageLoads, Window, best_mixture, chord, group_ns, load_bound, long_bound
-from milpplan.lengths.bounds.work_bounds import LinearBounds, heaviest, latencies
+from milpplan.lengths.bounds import (
+    LinearBounds,
+    StageLoads,
+    Window,
+    best_mixture,
+    chord,
+    group_ns,
+    heaviest,
+    latencies,
+    load_bound,
+    long_bound,
+)
+from milpplan.lengths.turns import branched, screened, split
 from milpplan.lengths.turns.lagrangian_mixtures import Bounded, lp_bound_ns
-from milpplan.lengths.turns.screening import branched, screened, split
 from tests.lengths.cases import GRAIN, mixed_ns, path_bound, pool, pool_of, random_micro_batches, workload
 from tests.small import small_problem
 

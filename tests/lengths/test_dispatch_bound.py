@@ -10,7 +10,8 @@ import pytest
 
 from milpplan.lengths import MAX_QUANTA, Load, StrategyTables, quantum_problem
 from milpplan.lengths.bounds import load_bound
-from milpplan.lengths.dispatch.turn_dispatch import PipelineBound
+from milpplan.lengths.dispatch import PipelineBound
+from tests.amounts import long_but
 from tests.lengths.cases import GRAIN, random_micro_batches, workload
 from tests.small import small_problem
 
@@ -51,7 +52,7 @@ def split(micro_batches: np.ndarray, num_replicas: int, random: np.random.Genera
     return tuple(micro_batches[where == replica] for replica in range(num_replicas))
 
 
-@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize("stages", long_but((3,), (2, 3)))
 def test_no_packing_of_any_batch_is_below_the_bound(stages: int) -> None:
     """Batches unlike the typical one, of one and of many sequences, all long or all short, packed at random and
     timed exactly, with uneven shares of the replicas: none takes less. A bound a third higher is broken."""

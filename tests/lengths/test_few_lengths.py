@@ -9,9 +9,9 @@ import pytest
 
 from milpplan import Job, Problem, load_hardware, load_model, solve_lengths, workload_of
 from milpplan.lengths import Load, StrategyTables, cutoff_ns
-from milpplan.lengths.bounds.longest_sequence_branching import ClassAssignments, fewest_bins
-from milpplan.lengths.bounds.micro_batch_pricing import FREE, HOLDS, NOTHING, WITHOUT, PinnedItem
-from milpplan.lengths.single.single_strategy_search import Incumbents
+from milpplan.lengths.bounds import FREE, HOLDS, NOTHING, WITHOUT, ClassAssignments, PinnedItem, fewest_bins
+from milpplan.lengths.single import Incumbents
+from tests.amounts import first
 from tests.lengths.cases import GRAIN, deep_pool
 
 STEPS: dict[str, tuple[str, str, int, list[int], int, dict[str, tuple[int, ...]], dict[str, Any]]] = {
@@ -22,7 +22,7 @@ STEPS: dict[str, tuple[str, str, int, list[int], int, dict[str, tuple[int, ...]]
 }
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", first(2, STEPS))
 def test_steps_of_few_lengths_are_solved(name: str) -> None:
     """Every sequence once, and a bound below the step; warnings of numbers are errors."""
     model, hardware, num_gpus, lengths, grain, fixed, asked = STEPS[name]

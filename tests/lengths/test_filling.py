@@ -10,17 +10,25 @@ import numpy as np
 import pytest
 
 from milpplan.lengths import StrategyTables, micro_batch_times, recomputes_less, replicas_ns
-from milpplan.lengths.bounds import Window, best_mixture
-from milpplan.lengths.bounds.configuration_bound import ConfigurationBound, around_larger, with_larger
-from milpplan.lengths.bounds.configuration_columns import ConfigurationLP, Start, improved, optimise_prices, worths
-from milpplan.lengths.bounds.micro_batch_pricing import (
+from milpplan.lengths.bounds import (
     FREE,
     HOLDS,
     WITHOUT,
+    ConfigurationBound,
+    ConfigurationLP,
     KnapsackDP,
     MicroBatchPricing,
     PinnedItem,
+    Start,
+    Window,
+    around_larger,
+    best_mixture,
+    improved,
+    optimise_prices,
+    with_larger,
+    worths,
 )
+from tests.amounts import first
 from tests.lengths.cases import GRAIN, deep_pool, pool, random_micro_batches
 
 
@@ -244,7 +252,7 @@ def test_prices_of_a_share_are_those_of_which_it_takes_most(share: float) -> Non
     assert gained > 1e-3, gained
 
 
-@pytest.mark.parametrize("turn", range(3))
+@pytest.mark.parametrize("turn", first(1, range(3)))
 def test_pipelines_are_bounded_higher_and_no_packing_is_below(turn: int) -> None:
     """Whatever was refined: the bound of the whole workload does not fall, and the best packing is no shorter; for
     a time that it says is too short there is none."""
@@ -342,4 +350,6 @@ def test_whole_sequences_raise_what_is_proved_of_pipelines() -> None:
         search = ConfigurationBound(loads, contents_of(member))
         search.run(packed.time_ns, time.perf_counter() + 1.0)
         gained = max(gained, search.loads.workload_bound_ns / loads.workload_bound_ns - 1.0)
+        if gained > 0.001:
+            break
     assert gained > 0.001, gained

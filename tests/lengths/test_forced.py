@@ -8,14 +8,9 @@ import numpy as np
 import pytest
 
 from milpplan.lengths import Step, StrategyTables, replicas_ns
-from milpplan.lengths.bounds.exclusive_sequences import (
-    exclusive_bounds,
-    exclusive_pipeline_bounds,
-    longest,
-    max_exclusive,
-)
-from milpplan.lengths.turns.screening import branched
-from milpplan.lengths.turns.turn_search import TurnSearch
+from milpplan.lengths.bounds import exclusive_bounds, exclusive_pipeline_bounds, longest, max_exclusive
+from milpplan.lengths.turns import TurnSearch, branched
+from tests.amounts import long_but
 from tests.lengths.cases import pool_of, random_packings, workload
 from tests.small import small_model, small_problem
 
@@ -28,7 +23,7 @@ def _pool() -> StrategyTables:
     return pool_of(problem, workload(long=LONG, short=14, longest=12_288))
 
 
-@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("stages", long_but((2, 4), (1, 2, 4)))
 def test_no_packing_of_what_is_held_is_below_the_bounds(stages: int) -> None:
     """Random parts of the workload with the longest sequences of it, in random micro-batches on random replicas,
     take no less than any of the bounds that know these; the best packing of the longest alone comes close, well

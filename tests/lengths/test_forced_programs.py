@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from milpplan.lengths import Step, StrategyTables, replicas_ns
-from milpplan.lengths.bounds.exclusive_sequences import ExclusiveProgram, exclusive_pipeline_bounds
-from milpplan.lengths.bounds.micro_batch_pricing import Items, KnapsackDP, PinnedItem
-from milpplan.lengths.turns.turn_search import TurnSearch
+from milpplan.lengths.bounds import ExclusiveProgram, Items, KnapsackDP, PinnedItem, exclusive_pipeline_bounds
+from milpplan.lengths.turns import TurnSearch
 from tests.lengths.cases import pool, pool_of, random_micro_batches, random_packings, workload
 from tests.small import small_model, small_problem
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from milpplan.lengths import pipeline_ns
-from milpplan.lengths.bounds import StageLoads, load_bound
-from milpplan.lengths.bounds.work_bounds import corners
+from milpplan.lengths.bounds import StageLoads, corners, load_bound
 from tests.lengths.cases import path_bound
 
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from milpplan.lengths import Step, StrategyTables
-from milpplan.lengths.bounds.work_bounds import LinearBounds
+from milpplan.lengths.bounds import LinearBounds
+from milpplan.lengths.turns import StrategySet, TurnSearch, screened, split
 from milpplan.lengths.turns.lagrangian_mixtures import Bounded, lp_bound_ns, single_row_bound_ns
-from milpplan.lengths.turns.screening import StrategySet, screened, split
-from milpplan.lengths.turns.turn_search import TurnSearch
 from milpplan.simulation import FloatArray
+from tests.amounts import first
 from tests.lengths.cases import deep_pool, mixed_ns, pool
 
 NUMBER = 6
@@ -159,7 +159,7 @@ def test_no_set_is_lost_while_sets_grow() -> None:
         assert 0.0 < late.dropped_ns < target
 
 
-@pytest.mark.parametrize("found", [pool, deep_pool], ids=["shallow", "deep"])
+@pytest.mark.parametrize("found", first(1, (pool, deep_pool)), ids=["shallow", "deep"])
 def test_floors_of_programs_hold_for_random_groups(found: object) -> None:
     """What programs of a set know of its strategies: no random group of one, packed and timed exactly, takes less,
     whether all of its loads are open or only those around what it holds; they are no less than what all linear

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from milpplan.lengths import Step, StrategyTables
-from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
-from milpplan.lengths.single.single_strategy_search import SingleStrategySearch
+from milpplan.lengths.bounds import ConfigurationBound
+from milpplan.lengths.single import SingleStrategySearch
+from milpplan.lengths.turns import TurnSearch
 from milpplan.lengths.turns.lagrangian_mixtures import _NARROW, IntervalBounds, Kind
-from milpplan.lengths.turns.turn_search import TurnSearch
 from tests.lengths.cases import deep_pool, pool
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.length_jobs import Case, LogNormalLaw, Wikipedia
 from milpplan.lengths import Load, StrategyTables, quantum_problem
-from milpplan.lengths.single.packing_local_search import packings_by_shape
+from milpplan.lengths.single import packings_by_shape
 
 
 @pytest.mark.parametrize(

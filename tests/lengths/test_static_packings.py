@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.length_jobs import ALIGNMENT, Case, K, ParetoTail
 from milpplan.lengths import Load, Packed, StrategyTables, quantum_problem, replicas_ns
-from milpplan.lengths.single.single_strategy_search import Incumbents
+from milpplan.lengths.single import Incumbents
 from tests.lengths.cases import GRAIN, pool
 
 

@@ -7,17 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from milpplan.lengths import LengthsResult, StrategyTables
+from milpplan.lengths import LengthsResult, StrategyTables, workload_of
 from milpplan.lengths import solve_lengths as solving
-from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
+from milpplan.lengths.bounds import ConfigurationBound
+from milpplan.lengths.single import SingleStrategySearch
 from milpplan.lengths.single import single_strategy_process as static_process
 from milpplan.lengths.single.single_strategy_process import (
     SingleProcessRequest,
     SingleStrategyProcess,
     SingleStrategyWorker,
 )
-from milpplan.lengths.single.single_strategy_search import SingleStrategySearch
-from milpplan.lengths.workload import workload_of
 from tests.amounts import long_but
 from tests.lengths.cases import GRAIN, deep_pool, pool, pool_of, workload
 from tests.small import small_problem

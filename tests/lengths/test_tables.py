@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from milpplan import Layout, Problem, load_hardware, load_model
-from milpplan.lengths import line_below, micro_batch_times, pipeline_ns, quantum_problem, replicas_ns
-from milpplan.lengths.cost_tables import finish_ns
+from milpplan.lengths import finish_ns, line_below, micro_batch_times, pipeline_ns, quantum_problem, replicas_ns
 from milpplan.lengths.tabled import (
     Pipeline,
     pipeline_times_ns,

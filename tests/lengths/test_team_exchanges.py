@@ -8,8 +8,8 @@ from functools import cache
 import numpy as np
 import pytest
 
+from milpplan.lengths.side_by_side import Family, Turn, families, simulate_turns, turn_times_ns
 from milpplan.lengths.side_by_side.team_search import Batch, Degree, improved
-from milpplan.lengths.side_by_side.teams import Family, Turn, families, simulate_turns, turn_times_ns
 from tests.lengths.all_steps import FLAT, random_turns
 from tests.lengths.cases import pool_of, random_micro_batches, workload
 from tests.small import small_problem

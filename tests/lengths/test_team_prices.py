@@ -9,13 +9,12 @@ from functools import cache
 import numpy as np
 import pytest
 
-from milpplan.lengths import StrategyTables, micro_batch_times, replicas_ns
+from milpplan.lengths import StrategyTables, micro_batch_times, replicas_ns, workload_of
+from milpplan.lengths.side_by_side import Family, families, simulate_turns
 from milpplan.lengths.side_by_side import sequence_duals as team_prices
 from milpplan.lengths.side_by_side.sequence_duals import Contents, priced, shared_work, single_strategy_bound_ns
 from milpplan.lengths.side_by_side.team_quick import Packer
 from milpplan.lengths.side_by_side.team_search import Effort, TeamSearch, dealt, improve_turns
-from milpplan.lengths.side_by_side.teams import Family, families, simulate_turns
-from milpplan.lengths.workload import workload_of
 from tests.lengths.all_steps import FLAT, AllSteps, few, random_turns
 from tests.lengths.cases import GRAIN, pool_of, random_micro_batches, random_packings, workload
 from tests.small import small_problem

@@ -19,12 +19,11 @@ from milpplan.lengths import (
     plan_file,
     quantum_problem,
     read_plan,
+    workload_of,
 )
 from milpplan.lengths.candidates import candidates
-from milpplan.lengths.dispatch import Dispatcher
-from milpplan.lengths.dispatch.turn_dispatch import TurnDispatch, TurnDispatcher
+from milpplan.lengths.dispatch import Dispatcher, TurnDispatch, TurnDispatcher
 from milpplan.lengths.hotspa_export import as_buckets, exported
-from milpplan.lengths.workload import workload_of
 from tests.amounts import long_but
 from tests.lengths.cases import GRAIN, workload
 from tests.small import small_problem

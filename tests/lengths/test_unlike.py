@@ -21,10 +21,12 @@ from milpplan.lengths import (
     Packed,
     SequenceRules,
     StrategyTables,
+    Workload,
     quantum_problem,
     replicas_ns,
+    workload_of,
 )
-from milpplan.lengths.dispatch.turn_dispatch import TurnDispatcher
+from milpplan.lengths.dispatch import TurnDispatcher
 from milpplan.lengths.heterogeneous.count_program import (
     HeterogeneousStep,
     close,
@@ -36,10 +38,6 @@ from milpplan.lengths.heterogeneous.count_program import (
 )
 from milpplan.lengths.heterogeneous.search import HeterogeneousBound, HeterogeneousPacker, HeterogeneousSearch
 from milpplan.lengths.side_by_side.sequence_duals import replica_prices
-from milpplan.lengths.workload import (
-    Workload,
-    workload_of,
-)
 from milpplan.simulation import IntArray
 from tests.amounts import long_but
 from tests.lengths.all_steps import partitions

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from milpplan import solve_lengths
-from milpplan.lengths import StrategyTables
+from milpplan.lengths import StrategyTables, workload_of
 from milpplan.lengths.single.replica_feasibility import MOST, ReplicaFeasibility
-from milpplan.lengths.workload import workload_of
 from tests.lengths.all_turns import AllTurns
 from tests.lengths.cases import GRAIN, pool_of
 from tests.small import small_model, small_problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from milpplan.optimize.bounds.closed_form import SAFETY, compute_bounds, layout_bounds
+from milpplan.optimize.bounds import SAFETY, compute_bounds, layout_bounds
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Layout, Problem
 from milpplan.simulation import LayoutCosts, least_held_bytes, usable_memory_bytes

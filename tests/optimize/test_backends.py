@@ -12,11 +12,20 @@ import numpy as np
 import pytest
 
 from milpplan.errors import SolverError, UnknownNameError
-from milpplan.optimize.milp import cbc
+from milpplan.optimize.milp import (
+    INFINITY,
+    MAX_ROW_MAGNITUDE,
+    MINUS_INFINITY,
+    Limits,
+    Program,
+    ProgramBuilder,
+    Solution,
+    cbc,
+    check_solution,
+    checked_solve,
+    violations,
+)
 from milpplan.optimize.milp.backends import BACKENDS, PROBE_OPTIMUM, backend, probed
-from milpplan.optimize.milp.cpsat import MAX_ROW_MAGNITUDE
-from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, Program, ProgramBuilder
-from milpplan.optimize.milp.solution import Limits, Solution, check_solution, checked_solve, violations
 from milpplan.optimize.milp.solver_self_test import brute_force, hard_program, nanosecond_program, random_program
 from tests.amounts import long_but
 

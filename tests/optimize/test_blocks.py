@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from milpplan.optimize.space import Blocks, apply_rules, boxes
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.layout_space import Choices, Rule, RuleFilter, within
-from milpplan.optimize.space.lazy_product import Blocks, apply_rules, boxes
 from milpplan.optimize.space.rules import offloads
 from milpplan.problem import SCHEDULES, SPLIT_SCHEDULES, Problem, Space
 from milpplan.simulation import IntArray

@@ -13,9 +13,14 @@ import numpy as np
 import pytest
 
 from milpplan import Layout, Plan, load_hardware, load_model
-from milpplan.optimize.bounds import lagrangian_memory
-from milpplan.optimize.bounds.closed_form import SAFETY, compute_bounds, layout_bounds
-from milpplan.optimize.bounds.uniform_plans import uniform_bounds, uniform_plan
+from milpplan.optimize.bounds import (
+    SAFETY,
+    compute_bounds,
+    lagrangian_memory,
+    layout_bounds,
+    uniform_bounds,
+    uniform_plan,
+)
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Job, Problem, Space
 from milpplan.simulation import CostTable, FloatArray, LayoutColumns, least_held_bytes, usable_memory_bytes

@@ -14,9 +14,8 @@ from rich.console import Console
 
 from milpplan import Layout, solve
 from milpplan.optimize import Counters, SolveOptions
-from milpplan.optimize.bounds.closed_form import max_layers_on_ranks
-from milpplan.optimize.layout import LayoutContext, LayoutSolver, LayoutState, fitted_plan
-from milpplan.optimize.layout.compact_relaxation import num_inner
+from milpplan.optimize.bounds import max_layers_on_ranks
+from milpplan.optimize.layout import LayoutContext, LayoutSolver, LayoutState, fitted_plan, num_inner
 from milpplan.optimize.layout.layer_branching import (
     BranchingTree,
     candidate_branchings,
@@ -25,12 +24,12 @@ from milpplan.optimize.layout.layer_branching import (
     strong_branching,
 )
 from milpplan.optimize.milp.backends import backend
+from milpplan.optimize.space import even_splits
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.optimize.space.plan_space import even_splits
 from milpplan.problem import ANY_SPLIT_LAYERS, Problem, Space
 from milpplan.reports import terminal_text
 from milpplan.reports.answers import solve_blocks
-from milpplan.reports.documents.document import result_document
+from milpplan.reports.documents import result_document
 from milpplan.reports.words.plan_words import space_text
 from milpplan.simulation import BoolArray, IntArray, plan_stages, rank_memory, simulate, usable_memory_bytes
 from milpplan.simulation.pipeline.step_graph import StepGraph

@@ -11,10 +11,8 @@ from milpplan import PlanResult, Problem, SolveOptions, solve
 from milpplan.errors import InvalidInputError
 from milpplan.optimize import Certification, ClaimedResult, other_backend
 from milpplan.optimize.certify import certify
+from milpplan.optimize.milp import CpSatBackend, Limits, Program, Solution
 from milpplan.optimize.milp.backends import AUTO, BACKENDS
-from milpplan.optimize.milp.cpsat import CpSatBackend
-from milpplan.optimize.milp.program import Program
-from milpplan.optimize.milp.solution import Limits, Solution
 from tests.amounts import long_but
 from tests.optimize.problems import random_problem
 
@@ -155,7 +153,7 @@ def test_a_solver_that_lied_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
         return Solution("infeasible", None, None, None, "INFEASIBLE", self.name, 0.0)
 
     options = SolveOptions(backend="cpsat", gap=0.0, witness=False)
-    for seed in range(74, 300):
+    for seed in range(90, 300):
         problem = random_problem(seed)
         with monkeypatch.context() as lies:
             lies.setattr(CpSatBackend, "solve", lying)

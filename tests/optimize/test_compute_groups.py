@@ -10,9 +10,8 @@ import pytest
 
 from milpplan import load_hardware, load_model, simulate_many, solve
 from milpplan.optimize import SolveContext, SolveOptions, objective_weights, with_space
-from milpplan.optimize.bounds.closed_form import SAFETY
+from milpplan.optimize.bounds import SAFETY, uniform_compute_bounds, uniform_plan
 from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
-from milpplan.optimize.bounds.uniform_plans import uniform_compute_bounds, uniform_plan
 from milpplan.optimize.layout import LayoutSolver
 from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.search.best_first import Search

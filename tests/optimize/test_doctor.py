@@ -8,10 +8,8 @@ from dataclasses import replace
 import pytest
 
 from milpplan.errors import InvalidInputError, SolverError
-from milpplan.optimize.milp import cbc, solver_self_test
+from milpplan.optimize.milp import Limits, Program, ProgramBuilder, Solution, cbc, solver_self_test
 from milpplan.optimize.milp.cbc import CbcBackend
-from milpplan.optimize.milp.program import Program, ProgramBuilder
-from milpplan.optimize.milp.solution import Limits, Solution
 from milpplan.optimize.milp.solver_self_test import brute_force, run_canaries
 from tests.amounts import long_but
 
@@ -88,6 +86,7 @@ def test_an_answer_that_the_exact_check_refutes_is_wrong(monkeypatch: pytest.Mon
     def refuted(*args: object) -> Solution:
         raise SolverError("its answer breaks a row")
 
+    monkeypatch.setattr(solver_self_test, "NUM_RANDOM_PROGRAMS", 2)
     monkeypatch.setattr(CbcBackend, "solve", refuted)
     result = next(result for result in run_canaries() if result.name == "cbc: available")
     assert not result.passed

@@ -66,7 +66,7 @@ def test_optimum_is_that_of_brute_force_often(block: int) -> None:
         check(with_execution(seed), "auto")
 
 
-@pytest.mark.parametrize("backend", ["cpsat", "highs"])
+@pytest.mark.parametrize("backend", long_but(("cpsat",), ("cpsat", "highs")))
 @pytest.mark.parametrize("family", ["dense", "mla", "window"])
 def test_exchange_of_heads_is_that_of_brute_force(family: str, backend: str) -> None:
     """With context parallelism the exchange of heads, the ring and both together are decided as by brute force,
@@ -129,7 +129,7 @@ def hybrid_problem(seed: int, kind: str = "free") -> Problem:
     return with_memory(problem, time_and_peak(problem, constants(problem, layout), plan)[1])
 
 
-@pytest.mark.parametrize("backend", ["cpsat", "highs"])
+@pytest.mark.parametrize("backend", long_but(("highs",), ("cpsat", "highs")))
 def test_hybrid_sharding_is_that_of_brute_force(backend: str) -> None:
     """Groups that shard by themselves are decided as brute force decides, in both spaces; some optima have them,
     and no bound is above a plan of them."""

@@ -10,7 +10,7 @@ import pytest
 
 from milpplan import Problem, Range, fixed, solve
 from milpplan.optimize import Effort, explain, infeasibility
-from milpplan.optimize.bounds.uniform_plans import uniform_plan
+from milpplan.optimize.bounds import uniform_plan
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.simulation.layout_costs import layout_costs
 from tests.optimize.brute_force import time_and_peak

@@ -7,11 +7,9 @@ import pulp
 import pytest
 
 from milpplan.errors import InvalidInputError
+from milpplan.optimize.milp import Limits, ProgramBuilder, portable_names, write_lp, write_mps
 from milpplan.optimize.milp.backends import backend
-from milpplan.optimize.milp.program import ProgramBuilder
-from milpplan.optimize.milp.solution import Limits
 from milpplan.optimize.milp.solver_self_test import brute_force, random_program
-from milpplan.optimize.milp.write_program import portable_names, write_lp, write_mps
 from tests.amounts import first
 
 

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from milpplan import Plan, PlanResult, Problem, simulate, solve
-from milpplan.optimize import SolveOptions
+from milpplan.optimize import FewestSearch, SolveOptions, on_gpus
 from milpplan.optimize import solve as planner
-from milpplan.optimize.fewest import FewestSearch
-from milpplan.optimize.objective import on_gpus
 from milpplan.problem import Range
 from milpplan.reports.answers import FewestDocument
 from tests.amounts import first

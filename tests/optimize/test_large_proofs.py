@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from milpplan import load_hardware, load_model, solve
-from milpplan.optimize.bounds.closed_form import layout_bounds
-from milpplan.optimize.bounds.uniform_plans import uniform_plan
+from milpplan.optimize.bounds import layout_bounds, uniform_plan
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Job, Plan, Problem, Space
 from milpplan.simulation import (

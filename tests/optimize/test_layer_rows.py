@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 
 import numpy as np
 import pytest
 
-from milpplan.optimize.layout import LayoutContext
-from milpplan.optimize.layout.compact_relaxation import CompactRelaxation
-from milpplan.optimize.layout.rank_relaxation import RankRelaxation, rank_choices
+from milpplan.optimize.layout import CompactRelaxation, LayoutContext, RankRelaxation, rank_choices
+from milpplan.optimize.space import layers_up_to, run_counts
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.optimize.space.plan_space import layers_up_to, run_counts
 from milpplan.simulation import IntArray, usable_memory_bytes
 from tests.optimize.brute_force import constants
 from tests.optimize.problems import random_problem
 from tests.optimize.test_branching import NEVER, splits_of
 
 
+@cache
 def contexts(count: int) -> list[LayoutContext]:
     """Interleaved layouts with free splits, of models with several kinds of layers."""
     found: list[LayoutContext] = []
@@ -37,7 +37,10 @@ def contexts(count: int) -> list[LayoutContext]:
     return found
 
 
-SETTINGS = contexts(8)
+@pytest.fixture(params=range(8))
+def context(request: pytest.FixtureRequest) -> LayoutContext:
+    """One of eight layouts."""
+    return contexts(8)[request.param]
 
 
 def narrowed(context: LayoutContext, rng: random.Random) -> tuple[LayoutContext, list[tuple[int, ...]]]:
@@ -59,7 +62,6 @@ def runs_of(context: LayoutContext, split: tuple[int, ...]) -> IntArray:
     )
 
 
-@pytest.mark.parametrize("context", SETTINGS)
 def test_limits_of_stages_say_how_many_layers_are_up_to_each(context: LayoutContext) -> None:
     """Exactly the fewest of any split."""
     rng = random.Random(3)
@@ -71,7 +73,6 @@ def test_limits_of_stages_say_how_many_layers_are_up_to_each(context: LayoutCont
         assert (last == held[:, ::-1].cumsum(axis=1)[:, ::-1].min(axis=0)).all()
 
 
-@pytest.mark.parametrize("context", SETTINGS)
 def test_rows_of_layers_hold_for_every_split(context: LayoutContext) -> None:
     """The same layers on other virtual stages break some often."""
     rng, J = random.Random(4), context.num_stages
@@ -96,7 +97,6 @@ def test_rows_of_layers_hold_for_every_split(context: LayoutContext) -> None:
     assert broken > 5
 
 
-@pytest.mark.parametrize("context", SETTINGS)
 def test_menus_hold_what_has_a_place_in_the_model(context: LayoutContext) -> None:
     """A virtual stage may hold so many layers of each run exactly where some split says so."""
     rng, left_out = random.Random(5), 0
@@ -113,7 +113,7 @@ def test_menus_hold_what_has_a_place_in_the_model(context: LayoutContext) -> Non
 def test_choices_of_ranks_within_limits_are_those_of_splits() -> None:
     """Of every rank all choices are left that hold what some split has there, and many others are not."""
     rng, left_out = random.Random(6), 0
-    for context in SETTINGS:
+    for context in contexts(8):
         choices = [rank_choices(context, rank) for rank in range(context.layout.pp)]
         known = [own for own in choices if own is not None]
         if len(known) < len(choices):

@@ -17,14 +17,25 @@ import pytest
 
 from milpplan import Layout, load_hardware, load_model, simulate, solve
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.milp import backends, whole_program
+from milpplan.optimize.milp import (
+    DEGREES,
+    MAX_ROW_MAGNITUDE,
+    Degrees,
+    IntArray,
+    Limits,
+    Program,
+    ProgramBuilder,
+    Solution,
+    backends,
+    exponents,
+    primes_of,
+    violations,
+    whole_program,
+    write_lp,
+    write_mps,
+)
 from milpplan.optimize.milp.backends import backend as backend_named
-from milpplan.optimize.milp.cpsat import MAX_ROW_MAGNITUDE
-from milpplan.optimize.milp.degrees import DEGREES, Degrees, exponents, primes_of
-from milpplan.optimize.milp.program import IntArray, Program, ProgramBuilder
-from milpplan.optimize.milp.solution import Limits, Solution, violations
 from milpplan.optimize.milp.whole_program import monolithic_program
-from milpplan.optimize.milp.write_program import write_lp, write_mps
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Job, Problem
 from milpplan.simulation import column_value

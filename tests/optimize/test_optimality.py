@@ -65,9 +65,15 @@ def assert_optimal(problem: Problem, result: PlanResult, best: Best | None) -> N
         assert result.lower_bound_s * 1e9 <= best.step_time_ns * (1 + 1e-12)
 
 
+@cache
+def optimum(problem: Problem) -> Best | None:
+    """The optimum by brute force, worked out once for all backends."""
+    return brute_force(problem)
+
+
 def check(problem: Problem, backend: str, **options: Any) -> None:
     """``solve`` against brute force."""
-    assert_optimal(problem, solve(problem, backend=backend, gap=EXACT, **options), brute_force(problem))
+    assert_optimal(problem, solve(problem, backend=backend, gap=EXACT, **options), optimum(problem))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -88,7 +94,7 @@ def test_optimum_of_sparse_attention_is_that_of_brute_force(backend: str, count:
     for seed in range(31_000, 31_000 + count):
         problem = random_problem(seed, kind="free", family="sparse")
         assert problem.model.has_indexers
-        best = brute_force(problem)
+        best = optimum(problem)
         assert_optimal(problem, solve(problem, backend=backend, gap=EXACT), best)
         if len(layout_space(problem)) <= 6:
             found = solve_monolithic(problem, backend, gap=0.0).step_time_ns
@@ -116,7 +122,7 @@ def test_optimum_with_a_margin_is_that_of_brute_force(backend: str, share: float
         problem = problem.model_copy(update={"space": space})
         asked = with_margin(problem, share, of_space=seed % 4 < 2)
         installed = asked.hardware.accelerator.memory_bytes
-        best = brute_force(with_memory(problem, installed - int(share * installed)))
+        best = optimum(with_memory(problem, installed - int(share * installed)))
         result = solve(asked, backend=backend, gap=EXACT)
         assert_optimal(asked, result, best)
         if problem.space.kind == "free" and len(layout_space(asked)) <= 6:
@@ -169,19 +175,11 @@ def test_optimum_is_that_of_brute_force_often(backend: str, block: int) -> None:
         check(random_problem(seed), backend)
 
 
-@cache
-def enumerated(seed: int) -> tuple[Problem, Best | None]:
-    """The problem of a seed and its optimum, worked out once for all backends."""
-    problem = random_problem(seed)
-    return problem, brute_force(problem)
-
-
 @pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
 def test_backends_agree(backend: str) -> None:
     """Every backend finds the same optimum of the same problems."""
     for seed in range(4000, 4002):
-        problem, best = enumerated(seed)
-        assert_optimal(problem, solve(problem, backend=backend, gap=EXACT), best)
+        check(random_problem(seed), backend)
 
 
 @pytest.mark.parametrize("count", long_but((4,), (4, 12)))

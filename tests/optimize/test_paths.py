@@ -9,13 +9,18 @@ import pytest
 from hypothesis import strategies as st
 
 from milpplan import Layout, Plan, load_hardware, load_model
-from milpplan.optimize.bounds.split_bounds import SplitBounds
-from milpplan.optimize.layout import LayoutContext, LayoutProgram, analytic_paths, stage_menu
-from milpplan.optimize.layout.compact_relaxation import RESOLUTION, CompactRelaxation
-from milpplan.optimize.layout.layout_solver import max_stage_layers
-from milpplan.optimize.layout.rounding import chunk_paths
-from milpplan.optimize.milp.program import Program
-from milpplan.optimize.milp.solution import violations
+from milpplan.optimize.bounds import SplitBounds
+from milpplan.optimize.layout import (
+    RESOLUTION,
+    CompactRelaxation,
+    LayoutContext,
+    LayoutProgram,
+    analytic_paths,
+    chunk_paths,
+    max_stage_layers,
+    stage_menu,
+)
+from milpplan.optimize.milp import Program, violations
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Job, Problem, Space
 from milpplan.simulation import (

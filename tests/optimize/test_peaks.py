@@ -11,18 +11,20 @@ import pytest
 
 from milpplan import Layout
 from milpplan.optimize import Counters
-from milpplan.optimize.layout import LayoutContext, LayoutState, analytic_paths
-from milpplan.optimize.layout import layer_branching as layer_branching
-from milpplan.optimize.layout.compact_relaxation import (
+from milpplan.optimize.layout import (
     CompactRelaxation,
+    EventTimeRelaxation,
+    LayoutContext,
+    LayoutState,
+    analytic_paths,
     ceiling_paths,
+    chunk_paths,
     fullest_stage_bound,
     fullest_stage_branching,
     num_inner,
+    rounds_on,
 )
-from milpplan.optimize.layout.cutting_planes import rounds_on
-from milpplan.optimize.layout.rank_relaxation import EventTimeRelaxation
-from milpplan.optimize.layout.rounding import chunk_paths
+from milpplan.optimize.layout import layer_branching as layer_branching
 from milpplan.problem import Problem
 from milpplan.simulation import FloatArray
 from milpplan.simulation.pipeline.step_graph import StepGraph, Term, step_time_ns

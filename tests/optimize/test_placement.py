@@ -7,7 +7,7 @@ import random
 import pytest
 
 from milpplan import Job, Problem, Space, fixed, load_hardware, load_model, simulate, solve
-from milpplan.optimize.bounds.closed_form import layout_bounds
+from milpplan.optimize.bounds import layout_bounds
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import RANK_ORDERS, Software
 from milpplan.simulation.layout_costs import layout_costs

@@ -8,8 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, Program, ProgramBuilder, Rows
-from milpplan.optimize.milp.solution import violations
+from milpplan.optimize.milp import INFINITY, MINUS_INFINITY, Program, ProgramBuilder, Rows, violations
 
 
 def knapsack() -> Program:

@@ -9,12 +9,18 @@ import numpy as np
 import pytest
 
 from milpplan.optimize import Counters
-from milpplan.optimize.layout import LayoutContext, LayoutState, analytic_paths
+from milpplan.optimize.layout import (
+    CompactRelaxation,
+    LayoutContext,
+    LayoutState,
+    RankRelaxation,
+    analytic_paths,
+    ceiling_paths,
+    chunk_paths,
+    rank_choices,
+    rounds_on,
+)
 from milpplan.optimize.layout import layer_branching as layer_branching
-from milpplan.optimize.layout.compact_relaxation import CompactRelaxation, ceiling_paths
-from milpplan.optimize.layout.cutting_planes import rounds_on
-from milpplan.optimize.layout.rank_relaxation import RankRelaxation, rank_choices
-from milpplan.optimize.layout.rounding import chunk_paths
 from milpplan.problem import Plan, Problem, Recompute, VirtualStage
 from milpplan.simulation import IntArray, durations, plan_stages
 from milpplan.simulation.pipeline.step_graph import StepGraph, Term

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from milpplan import Plan, Problem, solve
+from milpplan.optimize.space import in_parts, recomputes_as_declared
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.optimize.space.plan_space import in_parts, recomputes_as_declared
 from milpplan.simulation import host_capacity_bytes, usable_memory_bytes
 from tests.amounts import long_but
 from tests.optimize.brute_force import costed_layouts, deadline_ns, weight

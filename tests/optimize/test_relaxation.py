@@ -5,10 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from milpplan.optimize.milp import Limits, Program, ProgramBuilder, Relaxation, RelaxationSolution, Rows
 from milpplan.optimize.milp.backends import backend
-from milpplan.optimize.milp.linear_relaxation import Relaxation, RelaxationSolution
-from milpplan.optimize.milp.program import Program, ProgramBuilder, Rows
-from milpplan.optimize.milp.solution import Limits
 from milpplan.optimize.milp.solver_self_test import brute_force, nanosecond_program, random_program
 from tests.amounts import long_but
 

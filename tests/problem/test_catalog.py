@@ -22,10 +22,10 @@ from milpplan.problem import (
     load_hardware,
     load_model,
     model_names,
+    nearest,
     preset_text,
     validated,
 )
-from milpplan.problem.reading import nearest
 from tests.refusals import in_three_parts
 
 HF_CONFIG = Path(__file__).parents[1] / "data" / "hf_configs" / "llama3-8b.json"

@@ -23,9 +23,17 @@ from milpplan.problem import (
     VirtualStage,
     load_hardware,
 )
-from milpplan.problem.huggingface.config import model_from_config
-from milpplan.problem.huggingface.defaults import CLASS_DEFAULTS, CLASS_SIZES, OBSTACLES, UNPRICED, without_effect
-from milpplan.problem.huggingface.families import ALIASES, BUILDERS, RENAMED
+from milpplan.problem.huggingface import (
+    ALIASES,
+    BUILDERS,
+    CLASS_DEFAULTS,
+    CLASS_SIZES,
+    OBSTACLES,
+    RENAMED,
+    UNPRICED,
+    model_from_config,
+    without_effect,
+)
 from milpplan.simulation import simulate
 from milpplan.simulation.layers import total_parameters
 from tests.amounts import few_or_many

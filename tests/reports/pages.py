@@ -6,7 +6,7 @@ from functools import cache
 
 from milpplan import Overview, Plan, PlanResult, Problem, plan_overview, solve
 from milpplan.problem import Layout, Schedule
-from milpplan.reports.documents.document import ResultDocument, result_document
+from milpplan.reports.documents import ResultDocument, result_document
 from tests.simulation.cases import even_plan, problem_of
 from tests.small import small_problem
 

@@ -17,16 +17,18 @@ from milpplan import Job, Layout, Plan, Range, Recompute, VirtualStage, simulate
 from milpplan.errors import InfeasibleError, InvalidInputError
 from milpplan.reports import terminal_text, write_whole
 from milpplan.reports.answers import solve_blocks
-from milpplan.reports.documents.document import (
+from milpplan.reports.documents import (
+    PlanDocument,
+    PlanFile,
     ResultDocument,
     SimulationDocument,
     document_text,
     layouts_document,
+    plan_document,
     read_plan,
     result_document,
     simulation_document,
 )
-from milpplan.reports.documents.plan_file import PlanDocument, PlanFile, plan_document
 from milpplan.units import tolerance_text
 from tests.refusals import in_three_parts
 from tests.simulation.cases import even_plan, problem_of

@@ -12,8 +12,7 @@ from milpplan import Plan, PlanResult, SolveOptions, StepReport, simulate, solve
 from milpplan.communication.records import TrafficReport
 from milpplan.errors import InvalidInputError
 from milpplan.explain import Candidate, Choice, Explanation, Fewest, choose, fewest_gpus
-from milpplan.lengths import LengthsResult
-from milpplan.lengths.workload import workload_of
+from milpplan.lengths import LengthsResult, workload_of
 from milpplan.library import DRAWN
 from milpplan.reports.notebook import figures
 from milpplan.reports.notebook.html import notebook_html, result_blocks

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.milp.program import ProgramBuilder
-from milpplan.optimize.milp.write_program import write_lp
+from milpplan.optimize.milp import ProgramBuilder, write_lp
 from milpplan.reports import files, write_whole
 from milpplan.studies import store
 

@@ -21,7 +21,7 @@ from milpplan.explain import Missing
 from milpplan.launchers import TARGETS, Launch
 from milpplan.launchers.megatron.launcher import Megatron
 from milpplan.problem import NodeGroup
-from milpplan.reports.documents.document import result_document
+from milpplan.reports.documents import result_document
 from milpplan.reports.html.charts import (
     MAX_ITEMS,
     distinct_texts,

@@ -9,7 +9,7 @@ from milpplan import PlanResult, load_hardware, load_model, plan_overview, solve
 from milpplan.explain import Missing
 from milpplan.problem import Job, NodeGroup, Problem, Space
 from milpplan.reports.chrome_trace import trace_events
-from milpplan.reports.documents.plan_file import plan_document
+from milpplan.reports.documents import plan_document
 from milpplan.reports.html.charts import timeline_data
 from milpplan.reports.html.plan_page import plan_page, stage_table
 from milpplan.reports.words.plan_words import plan_sentences

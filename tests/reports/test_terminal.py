@@ -10,7 +10,7 @@ from rich.console import Console
 from milpplan import solve
 from milpplan.reports import terminal_text
 from milpplan.reports.answers import simulation_blocks, solve_blocks
-from milpplan.reports.documents.document import result_document
+from milpplan.reports.documents import result_document
 from milpplan.reports.html.plan_page import search_section
 from tests.optimize.problems import random_problem
 from tests.small import small_problem

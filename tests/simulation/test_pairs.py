@@ -10,8 +10,7 @@ import pytest
 
 from milpplan.problem import SCHEDULES, HardwareSpec, Layout, Plan, Problem, Recompute
 from milpplan.simulation import LayoutColumns, LayoutCosts, simulate
-from milpplan.simulation.layers import EXPOSED, ONCE, Part, Phase, Term, least_paired_ns
-from milpplan.simulation.layers.paired_layers import LAYER_COMMUNICATION
+from milpplan.simulation.layers import EXPOSED, LAYER_COMMUNICATION, ONCE, Part, Phase, Term, least_paired_ns
 from milpplan.simulation.layout_costs import layout_costs
 from tests.amounts import long_but
 from tests.simulation.cases import MODEL_HARDWARE, columns_of, even_plan, problem_of

@@ -15,13 +15,16 @@ from milpplan.problem import (
     load_model,
     model_names,
 )
-from milpplan.simulation.layers import active_parameters, layer_parameters, padded_vocab_size, total_parameters
-from milpplan.simulation.layers.parameters import (
+from milpplan.simulation.layers import (
     LayerParameters,
+    active_parameters,
     embedding_parameters,
     final_norm_parameters,
     head_parameters,
+    layer_parameters,
+    padded_vocab_size,
     position_parameters,
+    total_parameters,
 )
 
 PUBLISHED = {

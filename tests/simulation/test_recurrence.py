@@ -20,12 +20,19 @@ from milpplan.problem import (
     Problem,
     load_hardware,
 )
-from milpplan.simulation import simulate
-from milpplan.simulation.layers import Part, Phase, layer_activations, layer_parameters, layer_seconds
-from milpplan.simulation.layers.parameters import scan_flops, widths
-from milpplan.simulation.layers.recurrence import scan_bytes, scan_s
+from milpplan.simulation import sequence_cores, simulate
+from milpplan.simulation.layers import (
+    Part,
+    Phase,
+    layer_activations,
+    layer_parameters,
+    layer_seconds,
+    scan_bytes,
+    scan_s,
+    widths,
+)
+from milpplan.simulation.layers.parameters import scan_flops
 from milpplan.simulation.network import collectives
-from milpplan.simulation.packed_sequences import sequence_cores
 from milpplan.simulation.states import local_layer_parameters
 from milpplan.switching.ownership import model_tensors
 from tests.simulation.cases import columns_of, even_plan, problem_of, shipped_model

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan import HardwareSpec, Job, Plan, Problem, Space, load_model, simulate
-from milpplan.optimize.bounds.uniform_plans import uniform_plan
+from milpplan.optimize.bounds import uniform_plan
 from milpplan.problem import Layout, Software
 from milpplan.simulation import LayoutColumns, stage_options
 from milpplan.simulation.layers import EXPOSED, Part, Phase, layer_parameters, layer_seconds, padded_vocab_size

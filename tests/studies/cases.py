@@ -6,10 +6,10 @@ import copy
 from pathlib import Path
 from typing import Any
 
+from milpplan.studies import Row
 from milpplan.studies.grid import Study, cells, study_of
 from milpplan.studies.outcomes import solved
 from milpplan.studies.store import Sweep
-from milpplan.studies.tables import Row
 
 QUICK = """
 name = "quick"

@@ -19,10 +19,9 @@ from typer.testing import CliRunner
 
 from milpplan.cli.app import app
 from milpplan.errors import InvalidInputError
-from milpplan.studies import outcomes
+from milpplan.studies import Row, column_types, csv_text, outcomes, rows
 from milpplan.studies.outcomes import Outcome, Task, failed, solved
 from milpplan.studies.store import StudyProgress, Sweep, complete, opened, resume
-from milpplan.studies.tables import Row, column_types, csv_text, rows
 from tests.studies.cases import QUICK, reproducible, solved_here, study, sweep
 
 PROGRAM = [sys.executable, "-c", "from milpplan.cli import main; main()"]

@@ -14,10 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milpplan import simulate
-from milpplan.reports.documents.document import read_plan
+from milpplan.reports.documents import read_plan
+from milpplan.studies import (
+    Row,
+    column_types,
+    csv_text,
+    effects,
+    front,
+    page,
+    parquet_bytes,
+    rows,
+    scaling_lines,
+    write_results,
+)
 from milpplan.studies.grid import Grid, Study, WhatIf
-from milpplan.studies.results import effects, front, page, scaling_lines, write_results
-from milpplan.studies.tables import Row, column_types, csv_text, parquet_bytes, rows
 from milpplan.units import gpu_hours
 from tests.studies.cases import study
 from tests.studies.test_running import reference

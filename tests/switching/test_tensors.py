@@ -7,12 +7,13 @@ import pytest
 from milpplan import load_model
 from milpplan.errors import InvalidInputError
 from milpplan.problem import ModelSpec, model_names
-from milpplan.simulation.layers import layer_parameters, total_parameters
-from milpplan.simulation.layers.parameters import (
+from milpplan.simulation.layers import (
     embedding_parameters,
     final_norm_parameters,
     head_parameters,
+    layer_parameters,
     position_parameters,
+    total_parameters,
 )
 from milpplan.switching.ownership import EMBEDDING, HEAD, model_tensors
 from tests.amounts import long_but

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from milpplan.validation.comparison import compare_run
+from milpplan.validation import compare_run
 from milpplan.validation.runs import Run, RunFile, read_runs
 
 RECORD: dict[str, Any] = {

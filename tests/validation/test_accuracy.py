@@ -14,11 +14,18 @@ import pytest
 from typer.testing import CliRunner
 
 from milpplan.cli.app import app
-from milpplan.problem.hardware import MEMORY_MARGIN
-from milpplan.validation import compare, summarise
-from milpplan.validation.ranking import Sweep, kendall_tau
+from milpplan.problem import MEMORY_MARGIN
+from milpplan.validation import (
+    Errors,
+    GroupedErrors,
+    Sweep,
+    compare,
+    fitted,
+    kendall_tau,
+    memory_margin,
+    summarise,
+)
 from milpplan.validation.runs import read_runs
-from milpplan.validation.summary import Errors, GroupedErrors, fitted, memory_margin
 from tests.validation.cases import exact_record, record, written
 
 LAYOUTS = ((1, 1, 1), (1, 2, 1), (2, 2, 1), (2, 1, 2), (4, 1, 1), (8, 1, 2))

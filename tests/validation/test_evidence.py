@@ -15,7 +15,7 @@ from milpplan import Plan, Problem, simulate
 from milpplan.cli.app import app
 from milpplan.problem import NodeGroup, Range, load_hardware
 from milpplan.problem.catalog import errors_by_stack, stacks_on
-from milpplan.reports.documents.document import document_text, simulation_document
+from milpplan.reports.documents import document_text, simulation_document
 from milpplan.reports.words.result_words import (
     evidence_document,
     evidence_sentence,
@@ -23,7 +23,7 @@ from milpplan.reports.words.result_words import (
     extrapolated_text,
     worst_error,
 )
-from milpplan.validation import UNSCORED_FLAGS, Evidence, compare
+from milpplan.validation import BY_NAME, UNSCORED_FLAGS, Evidence, compare, used_terms
 from milpplan.validation.ablation import (
     Exercise,
     ExercisedTerms,
@@ -35,9 +35,16 @@ from milpplan.validation.ablation import (
     ranges,
     scored_runs,
 )
-from milpplan.validation.runs import Run, Statement, UnstatedError, is_scored, read_runs, state, step_measure
-from milpplan.validation.runs.variants import SIBLINGS
-from milpplan.validation.terms import BY_NAME, used_terms
+from milpplan.validation.runs import (
+    SIBLINGS,
+    Run,
+    Statement,
+    UnstatedError,
+    is_scored,
+    read_runs,
+    state,
+    step_measure,
+)
 from tests.validation.cases import record, shipped_runs, written
 from tests.validation.test_terms import case
 
@@ -386,11 +393,12 @@ def test_documents_carry_the_evidence() -> None:
     assert evidence_document(None, 1.0) is None
 
 
-def test_the_command_says_what_the_plan_rests_on() -> None:
+def test_the_command_says_what_the_plan_rests_on(tmp_path: Path) -> None:
     """The first screen of solve says that no run with experts is measured on Hopper and that the error is not
     known; --verbose says it of every term, and the document has the record."""
     words = ["solve", "mixtral-8x7b", "dgx-h100", "--gpus", "32", "--global-batch", "64", "--space", "uniform"]
-    plain = CliRunner().invoke(app, words)
+    file = tmp_path / "result.json"
+    plain = CliRunner().invoke(app, [*words, "--out", str(file)])
     assert plain.exit_code == 0
     line = " ".join(plain.stdout.split())
     assert "doubt no measured run on Hopper covers routing and products of experts (" in line
@@ -398,7 +406,7 @@ def test_the_command_says_what_the_plan_rests_on() -> None:
     line = " ".join(CliRunner().invoke(app, [*words, "--verbose"]).stdout.split())
     assert "terms that no scored run on Hopper exercises:" in line
     assert "routing and products of experts (" in line
-    document = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)["evidence"]
+    document = json.loads(file.read_text())["evidence"]
     assert document["generation"] == "Hopper"
     assert "experts" in document["unexercised"]
     assert document["num_runs"] > 0

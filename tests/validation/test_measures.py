@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from milpplan.simulation.layers import model_flops_per_token
-from milpplan.validation.runs import rates, state, step_measure
-from milpplan.validation.runs.statement import SOURCE_PEAK, flops_per_token
+from milpplan.validation.runs import SOURCE_PEAK, flops_per_token, rates, state, step_measure
 from tests.validation.cases import run
 
 GPT = {

@@ -9,9 +9,16 @@ import pytest
 
 from milpplan.simulation import simulate
 from milpplan.units import GIB, MIB
-from milpplan.validation import Comparison, Validation, summarise
-from milpplan.validation.comparison import compare_run
-from milpplan.validation.memory import MemoryMeasure, held_ahead_bytes, memory_measures, predicted_memory
+from milpplan.validation import (
+    Comparison,
+    MemoryMeasure,
+    Validation,
+    compare_run,
+    held_ahead_bytes,
+    memory_measures,
+    predicted_memory,
+    summarise,
+)
 from milpplan.validation.runs import framework_of, state
 from tests.validation.cases import run
 

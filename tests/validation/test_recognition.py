@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from milpplan.validation.comparison import compare_run
+from milpplan.validation import compare_run
 from milpplan.validation.runs import Run, framework_of
 from tests.validation.cases import record, shipped_runs
 

@@ -8,11 +8,8 @@ import pytest
 
 from milpplan import simulate
 from milpplan.problem import hardware_names, load_hardware, load_overlay, stack_names
-from milpplan.validation import UNSCORED_FLAGS
-from milpplan.validation.comparison import compare_run
-from milpplan.validation.runs import framework_of, stack_of
-from milpplan.validation.runs.frameworks import FRAMEWORKS, PLAIN_STACK, stacks_of
-from milpplan.validation.runs.statement import state
+from milpplan.validation import UNSCORED_FLAGS, compare_run
+from milpplan.validation.runs import FRAMEWORKS, PLAIN_STACK, framework_of, stack_of, stacks_of, state
 from tests.validation.cases import shipped_runs
 
 

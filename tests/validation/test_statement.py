@@ -9,15 +9,16 @@ import pytest
 from milpplan import Recompute, simulate
 from milpplan.problem import LatentAttention, MixtureOfExperts, load_model
 from milpplan.units import GIB
-from milpplan.validation.comparison import compare_run
-from milpplan.validation.runs import UnstatedError, state
-from milpplan.validation.runs.frameworks import (
+from milpplan.validation import compare_run
+from milpplan.validation.runs import (
     FRAMEWORKS,
+    UnstatedError,
     ceil_split,
     even_split,
     split_by_cost,
     split_by_cost_with_ties,
     split_with_embeddings,
+    state,
 )
 from tests.validation.cases import run, shipped_runs
 

@@ -8,10 +8,19 @@ from typing import Any
 import pytest
 
 from milpplan.problem import HardwareSpec, hardware_names, load_hardware
-from milpplan.validation.comparison import compare_run
-from milpplan.validation.runs import VARIANTS, Cluster, Run, UnstatedError, generation_of, is_scored
-from milpplan.validation.runs.clusters import hardware_of
-from milpplan.validation.runs.variants import SIBLINGS, described, stack_hardware
+from milpplan.validation import compare_run
+from milpplan.validation.runs import (
+    SIBLINGS,
+    VARIANTS,
+    Cluster,
+    Run,
+    UnstatedError,
+    described,
+    generation_of,
+    hardware_of,
+    is_scored,
+    stack_hardware,
+)
 from tests.validation.cases import record, shipped_runs
 
 

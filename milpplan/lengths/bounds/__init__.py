@@ -8,8 +8,48 @@ from typing import TYPE_CHECKING
 from milpplan.library import lazy_exports
 
 if TYPE_CHECKING:
+    from milpplan.lengths.bounds.configuration_bound import ConfigurationBound, around_larger, with_larger
+    from milpplan.lengths.bounds.configuration_columns import (
+        ClassWindow,
+        ConfigurationLP,
+        Start,
+        improved,
+        optimise_prices,
+        restricted_master_duals,
+        worths,
+    )
+    from milpplan.lengths.bounds.exclusive_sequences import (
+        ExclusiveProgram,
+        exclusive_bounds,
+        exclusive_pipeline_bounds,
+        longest,
+        max_exclusive,
+    )
     from milpplan.lengths.bounds.idle_time import CapacityRow, IdleTimeBound
-    from milpplan.lengths.bounds.long_sequence import around, best_mixture, group_ns, load_bound, long_bound
+    from milpplan.lengths.bounds.long_sequence import (
+        around,
+        best_mixture,
+        group_ns,
+        load_bound,
+        long_bound,
+        peaks,
+    )
+    from milpplan.lengths.bounds.longest_sequence_branching import (
+        ClassAssignments,
+        LongestSequenceBranching,
+        MinReplicas,
+        fewest_bins,
+    )
+    from milpplan.lengths.bounds.micro_batch_pricing import (
+        FREE,
+        HOLDS,
+        NOTHING,
+        WITHOUT,
+        Items,
+        KnapsackDP,
+        MicroBatchPricing,
+        PinnedItem,
+    )
     from milpplan.lengths.bounds.pipeline_bounds import (
         PipelineCuts,
         StageLoads,
@@ -18,6 +58,7 @@ if TYPE_CHECKING:
         chord,
         last_stage_cut,
     )
+    from milpplan.lengths.bounds.work_bounds import LinearBounds, corners, heaviest, latencies
     from milpplan.lengths.bounds.work_envelope import BatchKind, PipelineTable
 else:
     __getattr__ = lazy_exports(__name__, __file__)

@@ -10,6 +10,13 @@ from typing import TYPE_CHECKING
 from milpplan.library import lazy_exports
 
 if TYPE_CHECKING:
+    from milpplan.lengths.tabled.levelled import pack, pack_around
+    from milpplan.lengths.tabled.local_search import (
+        balance,
+        exchange_pairs,
+        first_packings,
+        has_single_micro_batches,
+    )
     from milpplan.lengths.tabled.plan import Group, GroupedPlan, Packing, arranged, check, undominated_tours
     from milpplan.lengths.tabled.problem import (
         FloatArray,

@@ -10,10 +10,19 @@ from typing import TYPE_CHECKING
 from milpplan.library import lazy_exports
 
 if TYPE_CHECKING:
-    from milpplan.optimize.layout.cutting_planes import LayoutState
+    from milpplan.optimize.layout.compact_relaxation import (
+        RESOLUTION,
+        CompactRelaxation,
+        ceiling_paths,
+        fullest_stage_bound,
+        fullest_stage_branching,
+        num_inner,
+    )
+    from milpplan.optimize.layout.cutting_planes import LayoutState, rounds_on
     from milpplan.optimize.layout.layout_program import LayoutProgram
-    from milpplan.optimize.layout.layout_solver import LayoutOutcome, LayoutSolver, mixture_bound
-    from milpplan.optimize.layout.rounding import analytic_paths, fitted_plan
+    from milpplan.optimize.layout.layout_solver import LayoutOutcome, LayoutSolver, max_stage_layers, mixture_bound
+    from milpplan.optimize.layout.rank_relaxation import EventTimeRelaxation, RankRelaxation, rank_choices
+    from milpplan.optimize.layout.rounding import analytic_paths, chunk_paths, fitted_plan
     from milpplan.optimize.layout.stage_options import LayoutContext, stage_menu
 else:
     __getattr__ = lazy_exports(__name__, __file__)

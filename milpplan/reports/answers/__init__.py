@@ -8,7 +8,7 @@ from milpplan.library import lazy_exports
 
 if TYPE_CHECKING:
     from milpplan.reports.answers.explain import ExplanationDocument
-    from milpplan.reports.answers.gap import Failed, GapDocument, Judged, gap_document
+    from milpplan.reports.answers.gap import Failed, GapDocument, Judged, gap_document, layout_fates
     from milpplan.reports.answers.hardware_choice import ChoiceDocument, FewestDocument
     from milpplan.reports.answers.lengths import LengthsFile
     from milpplan.reports.answers.solve import solve_blocks

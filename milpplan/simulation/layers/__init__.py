@@ -18,18 +18,24 @@ if TYPE_CHECKING:
         memory_bound_s,
     )
     from milpplan.simulation.layers.layer_time import flash_core_s, kv_heads_per_rank, layer_seconds
-    from milpplan.simulation.layers.paired_layers import least_paired_ns
+    from milpplan.simulation.layers.paired_layers import LAYER_COMMUNICATION, least_paired_ns
     from milpplan.simulation.layers.parameters import (
+        LayerParameters,
         active_parameters,
         adapter_parameters,
+        embedding_parameters,
+        final_norm_parameters,
+        head_parameters,
         layer_parameters,
         mfu,
         model_flops_per_token,
         padded_vocab_size,
+        position_parameters,
         total_parameters,
         trained_parameters,
         widths,
     )
+    from milpplan.simulation.layers.recurrence import scan_bytes, scan_flops, scan_s
     from milpplan.simulation.layers.shard import Shard
     from milpplan.simulation.layers.terms import EXPOSED, ONCE, Part, Phase, Term
 else:

@@ -14,8 +14,6 @@ from milpplan.lengths.tabled import (
     Strategy,
     SwitchTimes,
     arranged,
-)
-from milpplan.lengths.tabled.local_search import (
     balance,
     first_packings,
     has_single_micro_batches,

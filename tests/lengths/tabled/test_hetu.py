@@ -23,8 +23,8 @@ from milpplan.lengths.tabled import (
     Strategy,
     SwitchTimes,
     arranged,
+    pack,
 )
-from milpplan.lengths.tabled.levelled import pack
 from tests.oracles.hotspa_runtime import runtime_packs
 
 GOLDEN = Path(__file__).parents[2] / "data" / "launchers" / "hotspa_dp2_tp2_pp2.json"

@@ -13,11 +13,9 @@ from milpplan.lengths.tabled import (
     Pipeline,
     Strategy,
     SwitchTimes,
-    solve_groups,
-)
-from milpplan.lengths.tabled.local_search import (
     exchange_pairs,
     first_packings,
+    solve_groups,
 )
 from tests.amounts import first
 

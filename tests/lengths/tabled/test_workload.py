@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from milpplan.errors import InvalidInputError
-from milpplan.lengths.workload import (
+from milpplan.lengths import (
     LogNormal,
     Mixture,
     Pareto,
