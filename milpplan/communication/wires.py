@@ -94,13 +94,17 @@ def _linear_pair(shard: Shard, modules: tuple[LinearModule, ...]) -> list[Messag
 
 
 def _context(shard: Shard, attention: Attention) -> list[Message]:
-    """List the messages of context parallelism: all-to-alls of heads, and the ring of keys and values."""
+    """List the messages of context parallelism: all-to-alls of heads, and the ring or gather of keys and
+    values."""
     tensors, steps = exchanged_bytes(shard, attention), (shard.columns.ring - 1).astype(np.float64)
     ring, zeros = tensors[1] + tensors[2], np.zeros_like(steps)
     once = np.where(shard.columns.ulysses > 1, 1.0, 0.0)
+    keys = Message("cp", "send", "context_ring", ring, steps, zeros)
+    if shard.problem.hardware.software.gathered_keys:
+        keys = Message("cp", "all_gather", "context_ring", ring * shard.columns.ring, zeros + 1, zeros + 1)
     return [
         *(Message("cp", "all_to_all", "head_exchange", num_bytes, once, once) for num_bytes in tensors),
-        Message("cp", "send", "context_ring", ring, steps, zeros),
+        keys,
         Message("cp", "send", "context_ring", 2 * ring, zeros, steps),
     ]
 

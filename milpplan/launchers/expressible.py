@@ -68,8 +68,8 @@ def job_refusals(problem: Problem) -> list[Refusal]:
         refusals.append(Refusal("it is a plan of forwards alone (inference), and this trains"))
     if problem.job.frozen_text:
         refusals.append(Refusal(f"{problem.job.frozen_text}: the writer sets no adapters and freezes nothing"))
-    if states := problem.hardware.software.states_text:
-        refusals.append(Refusal(f"{states}: the writer keeps them in fp32"))
+    if unwritten := problem.hardware.software.unwritten_text:
+        refusals.append(Refusal(f"{unwritten}: the writer has states in fp32, and a ring of keys and values"))
     if problem.other_hardware:
         names = ", ".join(hardware.name for hardware in problem.node_types)
         refusals.append(

@@ -299,6 +299,10 @@ class Software(Record):
     """True if, with sequence parallelism, the inputs of products keep their gathered size from forward to backward
     in every layout. It concerns bytes only; ``Layout.gather_again`` also decides on the second gather in the
     backward. Megatron-LM keeps its share and gathers again."""
+    gathered_keys: bool = False
+    """True if context-parallel ranks gather all keys and values beside the attention to their own (PyTorch's
+    default, ``allgather``). Otherwise they pass blocks of them around a ring. Gradients always go around the
+    ring."""
     copied_inputs: bool = False
     """True if every tensor-parallel product of queries, keys, values, gate and up keeps its own copy of its input.
     Otherwise products with the same input share it."""
@@ -348,6 +352,12 @@ class Software(Record):
         """Words for optimizer states that are not in fp32; empty if they are."""
         size = self.optimizer_state_bytes
         return "" if size == FP32_STATE_BYTES else f"optimizer states of {size:g} bytes per parameter"
+
+    @property
+    def unwritten_text(self) -> str:
+        """Words for what imported launches may have and no written launch has; empty for none of it."""
+        gathered = "gathered keys and values" if self.gathered_keys else ""
+        return " and ".join(filter(None, (self.states_text, gathered)))
 
 
 class Uncertainty(Record):

@@ -11,7 +11,14 @@ from milpplan.communication import wires
 from milpplan.communication.wires import Message
 from milpplan.problem import RANK_ORDERS, Layout, MixtureOfExperts, Problem
 from milpplan.simulation import LayoutColumns, states
-from milpplan.simulation.layers import Part, Phase, embedding_endpoint, head_endpoint, layer_seconds
+from milpplan.simulation.layers import (
+    Part,
+    Phase,
+    embedding_endpoint,
+    head_endpoint,
+    layer_activations,
+    layer_seconds,
+)
 from milpplan.simulation.network import RankGroup, placement, transfer_s
 from milpplan.simulation.network.collectives import (
     all_gather_s,
@@ -20,7 +27,14 @@ from milpplan.simulation.network.collectives import (
     p2p_s,
     reduce_scatter_s,
 )
-from tests.simulation.cases import MODEL_HARDWARE, adapted, problem_of, random_layout
+from tests.simulation.cases import (
+    MODEL_HARDWARE,
+    adapted,
+    problem_of,
+    random_layout,
+    shipped_hardware,
+    shipped_model,
+)
 
 OF_PART = {Part.TP: ("tp", "sp"), Part.CP: ("cp",), Part.EP: ("ep",)}
 HIDDEN = {Part.TP: Part.TP_HIDDEN, Part.CP: Part.CP_HIDDEN}
@@ -32,6 +46,24 @@ def free_of_contention(problem: Problem) -> Problem:
     tiers = {name: getattr(hardware, name).model_copy(update={"processor_fraction": 0.0}) for name in
              ("scale_up", "scale_out")}  # fmt: skip
     return problem.model_copy(update={"hardware": hardware.model_copy(update=tiers)})
+
+
+def gathering(problem: Problem) -> Problem:
+    """Context-parallel ranks gather keys and values."""
+    software = problem.hardware.software.model_copy(update={"gathered_keys": True})
+    return problem.model_copy(update={"hardware": problem.hardware.model_copy(update={"software": software})})
+
+
+def test_gathered_keys_and_values_take_their_memory() -> None:
+    """Llama-3 8B has 8 heads of 128 keys and values: 8192 tokens of 2 * 2048 bytes are gathered, more than the
+    workspace of the MLP takes for 256 tokens."""
+    ring = problem_of(shipped_model("llama3-8b"), shipped_hardware("dgx-h100"), sequence_length=8192)
+    kind = ring.model.kinds[0]
+    for cp in (1, 32):
+        columns = LayoutColumns.of([Layout(cp=cp, global_batch_size=1)])
+        sizes = [layer_activations(problem, kind, columns).workspace[0] for problem in (ring, gathering(ring))]
+        stream = 2 * 8192 // cp * 4096
+        assert sizes[1] == (sizes[0] if cp == 1 else 8192 * 2 * 2048 + stream)
 
 
 def seconds(problem: Problem, columns: LayoutColumns, message: Message) -> float:
@@ -50,17 +82,19 @@ def seconds(problem: Problem, columns: LayoutColumns, message: Message) -> float
     return float(by_name[message.operation](hardware, message.num_bytes, *group)[0])
 
 
-@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(("frozen", "gathered"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("case", range(len(MODEL_HARDWARE)))
-def test_messages_take_the_time_of_the_layer(case: int, frozen: bool) -> None:
+def test_messages_take_the_time_of_the_layer(case: int, frozen: bool, gathered: bool) -> None:
     """Of every kind of layer the times of the counted messages, added up, are its communication, exposed and
-    hidden, forward and backward; likewise at the ends of the model, and with adapters."""
+    hidden, forward and backward; likewise at the ends of the model, with adapters, and with gathered keys and
+    values."""
     model, hardware, kernel, precision = MODEL_HARDWARE[case]
     problem = free_of_contention(
         problem_of(model, hardware, sequence_length=1024, attention_kernel=kernel, precision=precision)
     )
     random = np.random.default_rng(case)
     problem = adapted(random, problem) if frozen else problem
+    problem = gathering(problem) if gathered else problem
     for _ in range(3):
         columns = LayoutColumns.of([random_layout(random, problem)])
         for kind in problem.model.kinds:

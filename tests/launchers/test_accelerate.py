@@ -9,7 +9,7 @@ import pytest
 
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.launchers import Imported, ImportRequest
-from milpplan.launchers.accelerate.launcher import PROGRAMS, imported
+from milpplan.launchers.accelerate.launcher import PROGRAMS, Accelerate, imported
 from milpplan.problem import Lora
 from tests.simulation.cases import shipped_hardware, shipped_model
 
@@ -65,6 +65,22 @@ def read_yaml(configuration: str, given: dict[str, Any]) -> Imported:
     """Import a YAML alone, with numbers of the trainer."""
     model, hardware = shipped_model("llama3-8b"), shipped_hardware("dgx-h100")
     return imported(ImportRequest(configuration, "fsdp.yaml", hardware, model=model, given=given))
+
+
+def test_context_parallel_ranks_gather_by_default() -> None:
+    """PyTorch gathers all keys and values unless the ring is asked for; no export writes the gather."""
+    sizes = "parallelism_config:\n  parallelism_config_dp_shard_size: 2\n  parallelism_config_cp_size: 4\n"
+    name = "  parallelism_config_cp_comm_strategy: "
+    found = {word: read(script(configuration=YAML + sizes + (word and name + word + "\n")))
+             for word in ("", "allgather", "alltoall")}  # fmt: skip
+    assert found[""] == found["allgather"]
+    assert found[""].plan == found["alltoall"].plan
+    gathers = {word: read_in.problem.hardware.software.gathered_keys for word, read_in in found.items()}
+    assert gathers == {"": True, "allgather": True, "alltoall": False}
+    with pytest.raises(IllegalPlanError, match="gathered keys and values"):
+        Accelerate().export(found[""].problem, found[""].plan, "1.15.0")
+    with pytest.raises(InvalidInputError, match="cp_comm_strategy"):
+        read(script(configuration=f"{YAML}{sizes}{name}broadcast\n"))
 
 
 def test_a_yaml_alone_takes_the_numbers_of_the_trainer() -> None:

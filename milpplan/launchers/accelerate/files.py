@@ -292,6 +292,8 @@ def _typed(name: str, values: tuple[str, ...], row: tuple[Any, ...]) -> dict[str
 P, F = "parallelism_config.parallelism_config_", "fsdp_config.fsdp_"
 STRATEGY = "alltoall"
 """Rotation method with which PyTorch passes keys and values from rank to rank: the ring that is priced."""
+GATHERS = "allgather"
+"""Rotation method with which PyTorch gathers all keys and values at once, its default."""
 
 
 def settings_of(plan: Plan, num_nodes: int, sequence_length: int) -> dict[str, Any]:
@@ -395,9 +397,9 @@ def _sharded(settings: Settings, processes: int) -> tuple[dict[str, int], int, b
         sizes = {"dp_replicate": 1, "dp_shard": processes, "cp": 1, "tp": 1}
     else:
         sizes = {name: settings.degree(f"{P}{name}_size") for name in ("dp_replicate", "dp_shard", "cp", "tp")}
-    if sizes["cp"] > 1 and settings.get(f"{P}cp_comm_strategy") != STRATEGY:
-        found = settings.get(f"{P}cp_comm_strategy")
-        raise _strange(f"{P}cp_comm_strategy", found, f"{STRATEGY}: gathered keys and values are not priced")
+    strategy = settings.get(f"{P}cp_comm_strategy")
+    if strategy not in (STRATEGY, GATHERS):
+        raise _strange(f"{P}cp_comm_strategy", strategy, f"{STRATEGY} or {GATHERS}")
     if settings.degree(f"{P}sp_size") != 1:
         raise _strange(f"{P}sp_size", settings.get(f"{P}sp_size"), "1: Ulysses beside FSDP2 is no plan here")
     for name in ("offload_params", "activation_checkpointing_offload"):

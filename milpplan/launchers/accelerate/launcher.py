@@ -12,8 +12,10 @@ from milpplan.launchers import ConfigLaunch, Imported, ImportRequest, known_sett
 from milpplan.launchers.accelerate.files import (
     ACCELERATE,
     FLAG,
+    GATHERS,
     KEYS,
     TRAINER,
+    P,
     check_sizes,
     configuration,
     named,
@@ -142,7 +144,8 @@ def imported(request: ImportRequest) -> Imported:
     values = {**read.values, **stated}
     inner = _inner_names(values, names, request.source)
     names = [name for name in names if name not in inner]
-    if values.get(f"{FLAG}bf16") is True and values.get("distributed_type") != "DEEPSPEED":
+    unset = values.get("mixed_precision") in (None, "no", "NO", False)
+    if unset and values.get(f"{FLAG}bf16") is True and values.get("distributed_type") != "DEEPSPEED":
         # The trainer's flag wins (transformers, training_args.py, __post_init__).
         values["mixed_precision"] = "bf16"
     under = values.get("distributed_type") == "DEEPSPEED"
@@ -172,7 +175,10 @@ def imported(request: ImportRequest) -> Imported:
     check_priced(settings, ALL_QUIET)
     length, note = _length(settings)
     check_gpus(request.num_gpus, plan.layout.num_gpus, request.source)
-    problem = Problem(model=spec, hardware=request.hardware, job=job_of(plan.layout, length, lora=lora))
+    gathers = plan.layout.cp > 1 and settings.get(f"{P}cp_comm_strategy") == GATHERS
+    software = request.hardware.software.model_copy(update={"gathered_keys": gathers})
+    hardware = request.hardware.model_copy(update={"software": software})
+    problem = Problem(model=spec, hardware=hardware, job=job_of(plan.layout, length, lora=lora))
     rules = rule_refusals(ACCELERATE, problem, plan.layout)
     refuse(ACCELERATE.name, [*field_refusals(ACCELERATE, plan.layout, num_replicas=1), *rules])
     if program is None and read.program is not None:

@@ -155,10 +155,10 @@ def check_problem(problem: Problem, version: str) -> None:
             "Expected a job that trains all weights: milpplan writes no adapters and no frozen parts.",
             "Copy the degrees of the plan, or solve again without --lora-rank and --freeze.",
         )
-    if states := problem.hardware.software.states_text:
+    if unwritten := problem.hardware.software.unwritten_text:
         raise IllegalPlanError(
-            f"The plan has {states}.",
-            "Expected a master weight and two moments in fp32, which are written.",
+            f"The plan has {unwritten}.",
+            "Expected optimizer states in fp32 and a ring of keys and values, which are written.",
             "Copy the degrees of the plan.",
         )
     if problem.other_hardware:

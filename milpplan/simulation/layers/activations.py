@@ -104,7 +104,8 @@ def layer_activations(problem: Problem, kind: LayerRun, columns: LayoutColumns) 
 
 
 def _mixer_workspace(shard: Shard, kind: LayerRun) -> FloatArray:
-    """Count the temporary bytes of an indexer, of a recurrence's backward, or of attention without an MLP.
+    """Count the temporary bytes of an indexer, of a recurrence's backward, of gathered keys and values, or of
+    attention without an MLP.
 
     Those of other attention beside an MLP are smaller than the MLP's.
     """
@@ -113,9 +114,12 @@ def _mixer_workspace(shard: Shard, kind: LayerRun) -> FloatArray:
         return workspace_bytes(shard.tokens, shard.problem.job.sequence_length)
     if isinstance(mixer, LinearRecurrence):
         return np.asarray(BF16_BYTES * shard.tokens * recurrence.workspace_elements(mixer) / shard.tp)
-    if not isinstance(kind.mlp, NoBlock):
-        return np.zeros_like(shard.tokens)
-    return np.asarray(_attention(shard, kind)[0])
+    temporary = _attention(shard, kind)[0] if isinstance(kind.mlp, NoBlock) else np.zeros_like(shard.tokens)
+    gathers = shard.problem.hardware.software.gathered_keys
+    if gathers and isinstance(mixer, GroupedQueryAttention | LatentAttention):
+        _, keys, values, _ = exchanged_bytes(shard, mixer)
+        temporary = temporary + np.where(shard.columns.ring > 1, (keys + values) * shard.columns.ring, 0.0)
+    return np.asarray(temporary)
 
 
 def _needs_inputs(shard: Shard, kind: LayerRun) -> tuple[bool, bool]:

@@ -336,7 +336,12 @@ def _sparse_attention(shard: Shard, attention: LatentAttention, indexer: Indexer
 def _core_attention(shard: Shard, tally: Tally, attention: Attention, ring_bytes: FloatArray) -> None:
     """Add scores and weighted values, and the communication of context parallelism.
 
-    The ring of key/value blocks sends the block of the next step beside the attention of the present step.
+    The ring of key/value blocks sends the block of the next step beside the attention of the present step. With
+    ``gathered_keys`` a gather of all blocks beside the first step replaces it, in forward and backward; the
+    gradients of keys and values go around the ring.
+
+    Source: PyTorch 2.13, torch/distributed/tensor/experimental/_context_parallel/_attention.py
+    (_AllGatherRotater, _templated_ring_attention_backward).
     """
     job = shard.problem.job
     heads, sizes, _ = core_shape(attention, shard.tp)
@@ -361,7 +366,12 @@ def _core_attention(shard: Shard, tally: Tally, attention: Attention, ring_bytes
     cover, cover_back = forward / shard.columns.ring, backward / shard.columns.ring
     parts = (Part.CP, Part.CP_HIDDEN)
     share = collectives.processor_fraction(hardware, *ring)
-    tally.overlapped(parts, Phase.FORWARD, steps * send, steps * cover, share)
+    if hardware.software.gathered_keys:
+        gather = collectives.all_gather_s(hardware, ring_bytes * shard.columns.ring, *ring)
+        tally.overlapped(parts, Phase.FORWARD, gather, cover, share)
+        tally.overlapped(parts, Phase.BACKWARD, gather, cover_back, share)
+    else:
+        tally.overlapped(parts, Phase.FORWARD, steps * send, steps * cover, share)
     tally.overlapped(parts, Phase.BACKWARD, steps * send_back, steps * cover_back, share)
 
 
