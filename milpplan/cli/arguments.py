@@ -242,6 +242,7 @@ def problem_of(
         deadline_s=None if hours is None else hours * SECONDS_PER_HOUR,
         lora=_lora(spec, job.get("lora_rank"), job.get("lora_modules")),
         frozen=tuple(dict.fromkeys(choice(name, "--freeze", FROZEN_PARTS) for name in job.get("freeze") or ())),
+        mtp_layers=job.get("mtp_layers") or 0,
     )
     check_size(asked)
     declared = SPACES[choice(space, "--space", tuple(SPACES))]

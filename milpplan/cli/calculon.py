@@ -28,6 +28,7 @@ FROM_FILES: Final = (
     "lora_rank",
     "lora_modules",
     "freeze",
+    "mtp_layers",
     "objective",
     "deadline_hours",
     "tokens",
@@ -86,6 +87,7 @@ def _refuse_beside(named: Mapping[str, str | None], job: Mapping[str, Any]) -> N
         "attention": "flash",
         "grad_dtype": "fp32",
         "objective": arguments.OBJECTIVES[0],
+        "mtp_layers": 0,
     }
     options = {"kind": "--inference"}
     said = [name for name in FROM_FILES if job[name] != defaults.get(name)]

@@ -216,6 +216,15 @@ Freeze = Annotated[
         rich_help_panel=JOB,
     ),
 ]
+MtpLayers = Annotated[
+    int,
+    typer.Option(
+        "--mtp-layers",
+        metavar="N",
+        help="Train N layers of multi-token prediction on the last stage, whatever the published model has.",
+        rich_help_panel=JOB,
+    ),
+]
 Backend = Annotated[
     str,
     typer.Option("--backend", metavar="auto|cpsat|cbc|highs", help="Solver.", rich_help_panel=PROOF),

@@ -67,6 +67,7 @@ class SolveWords:
     lora_rank: int | None
     lora_modules: str | None
     freeze: list[str] | None
+    mtp_layers: int
     space: str
     schedule: str | None
     fix: list[str] | None
@@ -173,6 +174,7 @@ class SolveWords:
             "lora_rank": self.lora_rank,
             "lora_modules": self.lora_modules,
             "freeze": self.freeze,
+            "mtp_layers": self.mtp_layers,
             "ignore": self.ignore,
             "memory_margin": self.memory_margin,
         }

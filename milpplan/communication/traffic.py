@@ -42,7 +42,6 @@ from milpplan.communication.wires import (
     Transport,
     Wires,
     Wiring,
-    copied_embedding,
     end_messages,
     gathered_bytes,
     layer_messages,
@@ -63,7 +62,7 @@ from milpplan.simulation import (
     states,
     step_overhead_ns,
 )
-from milpplan.simulation.layers import embedding_endpoint, head_endpoint
+from milpplan.simulation.layers import copied_embedding, embedding_endpoint, head_endpoint
 from milpplan.simulation.mixed_costs import across
 from milpplan.simulation.network import collectives
 from milpplan.simulation.network.collectives import Operation
@@ -157,9 +156,12 @@ def _end_states(problem: Problem, columns: LayoutColumns, is_head: bool) -> list
     end = (head_endpoint if is_head else embedding_endpoint)(problem, columns)
     dense = end.parameters(columns.tp)
     if is_head:
-        dense = dense + copied_embedding(problem, columns, embedding_endpoint(problem, columns))
+        dense = dense + copied_embedding(problem, columns)
     local = LocalParameters.end(dense, problem.job.trains("head" if is_head else "embedding"))
     _, per_step = state_messages(problem, columns, local, is_end=True)
+    if is_head and problem.job.mtp_layers:
+        mtp = states.local_mtp_parameters(problem, columns)
+        per_step = per_step + state_messages(problem, columns, mtp, is_end=True)[1] * problem.job.mtp_layers
     return per_step
 
 
@@ -450,7 +452,7 @@ def _between_stages(wires: Wires, problem: Problem, plan: Plan, senders: list[_S
     first = senders[0].whole
     if problem.inference:
         return
-    tied = tied_bytes(problem, columns, embedding_endpoint(problem, columns))
+    tied = tied_bytes(problem, columns)
     if tied[0] > 0:
         wiring = wires.wiring("all_reduce", "pair")
         wires.send("tied_embedding", wiring, tied)

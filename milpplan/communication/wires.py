@@ -32,7 +32,7 @@ from milpplan.problem import (
 from milpplan.problem.model import Attention, LinearModule
 from milpplan.simulation import BoolArray, FloatArray, IntArray, LayoutColumns, LocalParameters, states
 from milpplan.simulation.layers import Shard, padded_vocab_size, widths
-from milpplan.simulation.layers.embedding_and_head import Endpoint
+from milpplan.simulation.layers.embedding_and_head import copied_embedding
 from milpplan.simulation.layers.layer_time import exchanged_bytes
 from milpplan.simulation.layers.shard import BF16_BYTES, FP32_BYTES
 from milpplan.simulation.layers.sparse_attention import gathered_key_width, indexer_input_bytes, selected_keys
@@ -185,7 +185,10 @@ def replayed_messages(problem: Problem, kind: LayerRun, columns: LayoutColumns) 
 
 
 def end_messages(problem: Problem, is_head: bool, columns: LayoutColumns) -> list[Message]:
-    """List the tensor-parallel messages of the embedding, or of the head with its loss, for one micro-batch."""
+    """List the messages of the embedding, or of the head with its loss and the layers of multi-token prediction.
+
+    They count for one micro-batch.
+    """
     shard = Shard.of(problem, columns)
     message = BF16_BYTES * shard.tokens * shard.hidden
     sp = columns.sequence_parallel.astype(np.float64)
@@ -202,12 +205,23 @@ def end_messages(problem: Problem, is_head: bool, columns: LayoutColumns) -> lis
         # Only the last token of every sequence has logits (``embedding_and_head``).
         logits = BF16_BYTES * columns.micro_batch_size * padded_vocab_size(problem.model.vocab_size, columns.tp)
         return [Message("tp", "all_gather", "tensor", np.asarray(logits, np.float64), 1 + zeros, zeros)]
-    return [
+    messages = [
         Message("tp", "all_reduce", "tensor", FP32_BYTES * shard.tokens, 3 + zeros, zeros),
         Message("tp", "all_reduce", "tensor", message, zeros, 1 - sp),
         Message("sp", "all_gather", "tensor", message, sp, zeros),
         Message("sp", "reduce_scatter", "tensor", message, zeros, sp),
     ]
+    if not problem.job.mtp_layers:
+        return messages
+    of_mtp = messages + end_messages(problem, False, columns)
+    of_mtp += layer_messages(problem, problem.model.mtp_kind, columns)
+    of_mtp += [
+        Message("tp", "all_gather", "tensor", message, 1 + zeros, sp),
+        Message("sp", "all_gather", "tensor", 2 * message, sp, sp),
+        Message("sp", "reduce_scatter", "tensor", 2 * message, zeros, sp),
+        Message("tp", "all_reduce", "tensor", 2 * message, zeros, 1 - sp),
+    ]
+    return messages + of_mtp * problem.job.mtp_layers
 
 
 def state_messages(
@@ -265,19 +279,10 @@ def state_messages(
     return (_forwards(per_micro_batch), []) if problem.inference else (per_micro_batch, per_step)
 
 
-def copied_embedding(problem: Problem, columns: LayoutColumns, embedding: Endpoint) -> FloatArray:
-    """Count the parameters of the copy of a tied embedding on the last stage of a pipeline, [n].
-
-    0 if embedding and head share a matrix on the same rank.
-    """
-    tied = problem.model.tie_word_embeddings & (columns.pp > 1) & ~columns.ends_meet
-    return np.where(tied, embedding.matrix_parameters(columns.tp), 0.0)
-
-
-def tied_bytes(problem: Problem, columns: LayoutColumns, embedding: Endpoint) -> FloatArray:
-    """Size the gradient of a tied embedding that the first and the last rank add, in bytes [n]; 0 if it is
+def tied_bytes(problem: Problem, columns: LayoutColumns) -> FloatArray:
+    """Size the gradient of a copied embedding that the first and the last rank add, in bytes [n]; 0 if it is
     frozen."""
-    trained = copied_embedding(problem, columns, embedding) * problem.job.trains("head")
+    trained = copied_embedding(problem, columns) * problem.job.trains("head")
     return np.asarray(states.grad_bytes(problem) * trained)
 
 

@@ -77,6 +77,8 @@ class Capability:
     """Settings that ``--micro-batch``, ``--accumulation`` and ``--seq-len`` state where files leave them out."""
     hybrid_stages: tuple[int, ...] = (1, 2, 3)
     """ZeRO stages that it can shard within groups of replicas (``Layout.dp_replicate``)."""
+    trains_mtp_layers: bool = False
+    """True if it trains layers of multi-token prediction (``Job.mtp_layers``)."""
     complete: bool = False
     """True if limits and rules cover every refusal of an export, so that a space can be restricted to them."""
 

@@ -40,10 +40,11 @@ def _orders(layout: Layout, order: RankOrder, num_replicas: int) -> tuple[list[s
 def model_differences(first: ModelSpec, other: ModelSpec) -> list[str]:
     """List the fields in which the layers, embedding or head of two models differ.
 
-    Names do not matter, and positions only if they are learned.
+    Names do not matter, nor published layers of multi-token prediction, and positions only if they are learned.
     """
     apart = {"name", "default_sequence_length", "schema_version", "layers", "ignored_keys"}
-    fields = set(ModelSpec.model_fields) - {*apart, "embedding_dropout", "attention_dropout"}
+    apart |= {"num_nextn_predict_layers", "embedding_dropout", "attention_dropout"}
+    fields = set(ModelSpec.model_fields) - apart
     fields |= {"drops_embedding", "drops_scores"}
     if not first.learned_positions:
         fields.discard("max_position_embeddings")
@@ -70,6 +71,8 @@ def job_refusals(problem: Problem) -> list[Refusal]:
         refusals.append(Refusal(f"{problem.job.frozen_text}: the writer sets no adapters and freezes nothing"))
     if unwritten := problem.hardware.software.unwritten_text:
         refusals.append(Refusal(f"{unwritten}: the writer has states in fp32, and a ring of keys and values"))
+    if problem.job.mtp_layers:
+        refusals.append(Refusal("the job trains layers of multi-token prediction, and this has none"))
     if problem.other_hardware:
         names = ", ".join(hardware.name for hardware in problem.node_types)
         refusals.append(

@@ -153,6 +153,12 @@ def restrict(problem: Problem, target: str, version: str | None = None, *, stack
             "Expected a job that trains all weights: milpplan writes no adapters and no frozen parts.",
             "Leave --target out and copy the degrees of the plan, or leave --lora-rank and --freeze out.",
         )
+    if problem.job.mtp_layers and not capability.trains_mtp_layers:
+        raise IllegalPlanError(
+            f"The job trains layers of multi-token prediction, and the target is {capability.name}.",
+            "Expected a target whose writer has them: megatron or megatron-bridge.",
+            "Leave --target or --mtp-layers out.",
+        )
     if problem.other_hardware:
         names = ", ".join(hardware.name for hardware in problem.node_types)
         raise IllegalPlanError(

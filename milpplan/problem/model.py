@@ -283,6 +283,8 @@ class ModelSpec(Record):
     attention_dropout: bool | None = None
     """Dropout of the scores, whose masks unfused attention keeps; null: the value of ``dropout``."""
     default_sequence_length: PositiveInt = 4096
+    num_nextn_predict_layers: Count = 0
+    """Layers of multi-token prediction of the published model; ``Job.mtp_layers`` says how many are trained."""
     ignored_keys: tuple[Annotated[str, Field(max_length=200)], ...] = Field(default=(), max_length=100)
     """Keys of the Hugging Face config that the user ignored; this model lacks their effects."""
 
@@ -326,6 +328,14 @@ class ModelSpec(Record):
     def kinds(self) -> tuple[LayerRun, ...]:
         """Distinct layers, in order of first appearance (``count`` is 1)."""
         return _kinds(self.layers)[0]
+
+    @property
+    def mtp_kind(self) -> LayerRun:
+        """Transformer layer of a layer of multi-token prediction: that of the last layer.
+
+        Source: ``get_gpt_mtp_block_spec`` of Megatron-LM (core/models/gpt/gpt_layer_specs.py).
+        """
+        return self.kinds[self.layer_kinds[-1]]
 
     @property
     def linear_modules(self) -> tuple[LinearModule, ...]:

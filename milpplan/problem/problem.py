@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, model_validator
 
 from milpplan.problem.hardware import HardwareSpec
-from milpplan.problem.model import LinearModule, ModelSpec
+from milpplan.problem.model import GroupedQueryAttention, LatentAttention, LinearModule, ModelSpec
 from milpplan.problem.plan import MicroBatchShares, NodeOrder, RankOrder, Schedule, TpOverlap
 from milpplan.problem.records import PositiveFloat, PositiveInt, Record
 
@@ -17,6 +17,7 @@ MAX_BATCH: Final = 1_048_576
 MAX_SEQUENCE: Final = 16_777_216
 MAX_MARGIN: Final = 0.5
 MAX_LORA_RANK: Final = 4096
+MAX_MTP_LAYERS: Final = 8
 
 Objective = Literal["step_time_per_token", "num_gpus", "gpu_hours"]
 
@@ -96,6 +97,11 @@ class Job(Record):
     frozen: tuple[FrozenPart, ...] = ()
     """Parts that are not trained. ``embedding``: look-up table and learned positions; ``head``: output projection
     and the norm before it."""
+    mtp_layers: Annotated[int, Field(ge=0, le=MAX_MTP_LAYERS)] = 0
+    """Layers of multi-token prediction that are trained: each predicts a further token with a projection, a
+    transformer layer, and the shared embedding and head. All are on the last stage. None by default, as in
+    Megatron-LM, even if the published model has some.
+    Source: DeepSeek-AI 2024 (DeepSeek-V3), section 2.2; Megatron-LM's ``--mtp-num-layers``."""
 
     @property
     def frozen_text(self) -> str:
@@ -299,6 +305,7 @@ class Problem(Record):
                 raise ValueError(f"{hardware.accelerator.name} has no fp8; use precision bf16")
         self.check_node_types()
         self._check_frozen_parts()
+        self._check_mtp_layers()
         if self.model.learned_positions and self.job.sequence_length > self.model.max_position_embeddings:
             raise ValueError(
                 f"sequence_length={self.job.sequence_length} exceeds the {self.model.max_position_embeddings}"
@@ -323,6 +330,20 @@ class Problem(Record):
         absent = [] if lora is None else [name for name in lora.modules if name not in present]
         if absent:
             raise ValueError(f"{self.model.name} has no {', '.join(absent)} to adapt; it has {', '.join(present)}")
+
+    def _check_mtp_layers(self) -> None:
+        if not self.job.mtp_layers:
+            return
+        if self.inference or self.job.frozen_text:
+            raise ValueError(
+                f"mtp_layers={self.job.mtp_layers} beside {self.job.frozen_text or 'inference'} is not modelled"
+            )
+        kind = self.model.mtp_kind
+        if kind.mlp.type == "none" or not isinstance(kind.attention, GroupedQueryAttention | LatentAttention):
+            raise ValueError(
+                f"a layer of multi-token prediction is priced as the last layer of the model, and that of "
+                f"{self.model.name} is not attention with a feed-forward block: leave mtp_layers out"
+            )
 
     def check_node_types(self) -> None:
         """Check the fields that name node types.

@@ -33,6 +33,7 @@ from milpplan.simulation.layers import (
     ONCE,
     Part,
     Phase,
+    copied_embedding,
     embedding_endpoint,
     head_deferred_bytes,
     head_endpoint,
@@ -485,15 +486,15 @@ def _endpoint_states(
     """Compute the costs of the states of embedding and head.
 
     A tied head on another rank than the embedding keeps its own copy of the matrix, and an all-reduce between the
-    first and the last stage sums the two gradients. On the same rank both share a single matrix.
+    first and the last stage sums the two gradients. On the same rank both share a single matrix. So it is with the
+    embedding of multi-token prediction, whose layers belong to the head.
     Source: Megatron-LM core/distributed/finalize_model_grads.py.
     """
     rows, inverse = distinct(columns, (*STATE_KEYS, "pp", "ends_meet"), ("rank_order",))
     sharded = columns.take(rows)
     # The root unit of a sharded model stays gathered (PyTorch FSDP2, reshard_after_forward of the root).
     part = replace(sharded, zero_stage=np.minimum(sharded.zero_stage, 1))
-    tied, forwards = problem.model.tie_word_embeddings, problem.inference
-    shared = np.where(tied & (part.pp > 1) & ~part.ends_meet, embedding.matrix_parameters(part.tp), 0.0)
+    forwards, shared = problem.inference, copied_embedding(problem, part)
     locals_ = (
         LocalParameters.end(embedding.parameters(part.tp), problem.job.trains("embedding")),
         LocalParameters.end(head.parameters(part.tp) + shared, problem.job.trains("head")),
@@ -508,6 +509,12 @@ def _endpoint_states(
     gather = [np.where(gathered, states.gather_s(problem, sharded, local), 0.0) for local in locals_]
     update = [states.optimizer_s(problem, part, local) for local in locals_]
     sizes = [states.state_bytes(problem, part, local, BF16_BYTES) for local in locals_]
+    if count := problem.job.mtp_layers:
+        mtp = states.local_mtp_parameters(problem, part)
+        reduce[1] = reduce[1] + count * states.reduce_s(problem, part, mtp)
+        gather[1] = gather[1] + count * np.where(gathered, states.gather_s(problem, part, mtp), 0.0)
+        update[1] = update[1] + count * states.optimizer_s(problem, part, mtp)
+        sizes[1] = sizes[1] + count * states.state_bytes(problem, part, mtp)
     seconds = [np.stack(of_ends)[:, inverse] for of_ends in (reduce, gather, update)]
     return _EndpointStates(seconds[0], seconds[1], seconds[2], np.stack(sizes, axis=1)[..., inverse])
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from milpplan.problem import GroupedQueryAttention, LayerRun, MixtureOfExperts, Problem
 from milpplan.simulation.bulk.cache_keys import STATE_KEYS
-from milpplan.simulation.layers import adapter_parameters, layer_parameters
+from milpplan.simulation.layers import adapter_parameters, layer_parameters, mtp_projection_parameters
 from milpplan.simulation.layers.shard import BF16_BYTES
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray, LayoutColumns, unique_rows
 from milpplan.simulation.network import RankGroup, call_s, collectives, placement
@@ -70,6 +70,15 @@ def local_layer_parameters(problem: Problem, kind: LayerRun, columns: LayoutColu
     trained = LocalParameters(zero + adapters.dense, zero + adapters.expert)
     copied = LocalParameters(zero + adapters.dense_copied, zero + adapters.expert_copied)
     return LocalParameters(dense + trained.dense, expert + trained.expert, trained, copied)
+
+
+def local_mtp_parameters(problem: Problem, columns: LayoutColumns) -> LocalParameters:
+    """Count the parameters of one layer of multi-token prediction on one GPU."""
+    layer = local_layer_parameters(problem, problem.model.mtp_kind, columns)
+    projection = mtp_projection_parameters(problem.model)
+    return LocalParameters(
+        layer.dense + projection.tensor_parallel / columns.tp + projection.replicated, layer.expert
+    )
 
 
 def grad_bytes(problem: Problem) -> int:

@@ -213,6 +213,13 @@ def _without_adapters(problem: Problem, kind: LayerRun) -> tuple[Problem, LayerR
     return problem.model_copy(update={"job": job}), kind
 
 
+def _mtp_layers(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
+    """Scale layers of multi-token prediction: the difference of the head with and without them."""
+    job = problem.job.model_copy(update={"mtp_layers": 0})
+    bare = layout_costs(problem.model_copy(update={"job": job}), LayoutColumns.of([layout])).at(0)
+    return replace(costs, head_ns=costs.head_ns + (times - 1) * (costs.head_ns - bare.head_ns))
+
+
 def _recomputation(phase: Phase) -> Scale:
     def scaled(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
         duration = costs.duration_ns.copy()
@@ -349,6 +356,12 @@ TERMS: Final = (
         "LoRA adapters or frozen parts",
         lambda problem, plan: bool(problem.job.frozen_text),
         _compute(_without_adapters),
+    ),
+    Term(
+        "mtp_layers",
+        "layers of multi-token prediction",
+        lambda problem, plan: problem.job.mtp_layers > 0,
+        _mtp_layers,
     ),
     Term(
         "zero_2",

@@ -90,7 +90,7 @@ def test_what_the_recipe_would_decide_is_refused(key: str) -> None:
     ("old", "new"),
     [
         ("comm_overlap=null", "comm_overlap.tp_comm_overlap=true"),
-        ("model.mtp_num_layers=null", "model.mtp_num_layers=1"),
+        ("model.mtp_num_layers=null", "model.mtp_num_layers=2 model.mtp_use_repeated_layer=true"),
         ("model.num_layers=80", "model.num_layers=$LAYERS"),
         ("mixed_precision=bf16_mixed", "mixed_precision=fp16_mixed"),
         ("dist.use_megatron_fsdp=false", "dist.use_megatron_fsdp=true"),

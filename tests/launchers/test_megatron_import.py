@@ -162,7 +162,7 @@ def test_every_way_to_split_layers(flag: str, layers: list[int] | None) -> None:
     ("change", "named"),
     [
         ("--bf16 --delay-wgrad-compute", "delay-wgrad-compute"),
-        ("--bf16 --mtp-num-layers 1", "mtp-num-layers"),
+        ("--bf16 --mtp-num-layers 2 --mtp-use-repeated-layer", "mtp-use-repeated-layer"),
         ("--bf16 --rampup-batch-size 32 32 1000", "rampup-batch-size"),
         ("--bf16 --use-precision-aware-optimizer", "precision-aware"),
         ("--bf16 --cpu-offloading-num-layers 4", "cpu-offloading"),

@@ -394,7 +394,7 @@ def test_ms_swift_takes_the_model_from_its_description() -> None:
         ("--tuner_type lora", "tuner-type"),
         ("--lora_rank 8", "lora-rank"),
         ("--optimizer_cpu_offload true", "optimizer-cpu-offload"),
-        ("--mtp_num_layers 1", "mtp-num-layers"),
+        ("--mtp_use_repeated_layer true", "mtp-use-repeated-layer"),
         ("--something_new 1", "something-new"),
         ("--padding_free false", "padding-free"),
     ],
@@ -431,6 +431,7 @@ def test_slime_has_norms_after_both_blocks() -> None:
     [
         ("--optimizer-cpu-offload", "optimizer-cpu-offload"),
         ("--enable-mtp-training", "enable-mtp-training"),
+        ("--mtp-num-layers 1", "without --enable-mtp-training"),
         ("--entropy-coef 0.1", "entropy-coef"),
         ("--post-mlp-layernorm", "post-mlp-layernorm"),
         ("--only-train-params-name-list a", "only-train-params-name-list"),
@@ -441,6 +442,13 @@ def test_settings_of_slime_that_are_not_priced_are_refused_by_name(words: str, n
     """Offloading, other layers, frozen weights; a number that only the shell knows."""
     with pytest.raises(InvalidInputError, match=named):
         read(SLIME_SCRIPT.replace("--cross", f"{words} --cross"), given={"seq_length": 4096})
+
+
+def test_slime_trains_layers_of_multi_token_prediction() -> None:
+    """Two arguments together, with the weight of the loss, which costs nothing."""
+    words = "--position-embedding-type rope --mtp-num-layers 1 --enable-mtp-training --mtp-loss-scaling-factor 0.2"
+    found = read(SLIME_SCRIPT.replace("--cross", f"{words} --cross"), given={"seq_length": 4096})
+    assert found.problem.job.mtp_layers == 1
 
 
 def test_verl_updates_its_actor_with_megatrons_arguments() -> None:

@@ -49,6 +49,7 @@ def min_gpus(
     lora_rank: o.LoraRank = None,
     lora_modules: o.LoraModules = None,
     freeze: o.Freeze = None,
+    mtp_layers: o.MtpLayers = 0,
     space: o.SpaceKind = "free",
     schedule: o.ScheduleNames = None,
     fix: o.Fix = None,
@@ -85,6 +86,7 @@ def min_gpus(
         "lora_rank": lora_rank,
         "lora_modules": lora_modules,
         "freeze": freeze,
+        "mtp_layers": mtp_layers,
         "ignore": ignore,
         "memory_margin": memory_margin,
     }

@@ -52,6 +52,7 @@ def solve(
     lora_rank: o.LoraRank = None,
     lora_modules: o.LoraModules = None,
     freeze: o.Freeze = None,
+    mtp_layers: o.MtpLayers = 0,
     schedule: o.ScheduleNames = None,
     allow: o.Allow = None,
     forbid: o.Forbid = None,

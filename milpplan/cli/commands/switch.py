@@ -112,6 +112,12 @@ def _two_plans(source: Path, target: Path) -> tuple[Problem, Plan, Plan]:
                 "Expected plans that train all weights: a switch moves the states of all weights.",
                 "Give plans of a job without --lora-rank and --freeze.",
             )
+        if job.mtp_layers:
+            raise InvalidInputError(
+                f"{path} trains layers of multi-token prediction.",
+                "Expected plans without: a switch moves the states of the other layers, embedding and head.",
+                "Give plans of a job without --mtp-layers.",
+            )
     if states := problem.hardware.software.states_text:
         raise InvalidInputError(
             f"{source} has {states}.",

@@ -21,6 +21,7 @@ from milpplan.launchers.megatron.rules import (
     MEGATRON,
     Sizes,
     kept_notes,
+    mtp_layers,
     recompute_arguments,
     selective_modules,
     sizes_of,
@@ -113,9 +114,11 @@ def megatron_launch(problem: Problem, plan: Plan, version: str) -> Launch:
     recompute = recompute_arguments(model, job, plan)
     selective = "--recompute-modules" in recompute
     sections = (
-        Section("MODEL_ARGS", f"The model: {model.name}.", model_arguments(model, job.sequence_length)),
+        Section("MODEL_ARGS", f"The model: {model.name}.", _model(problem)),
         Section("PARALLEL_ARGS", "Degrees and the places of ranks.", _degrees(problem, layout)),
-        Section("STAGE_ARGS", "Which layers are where, and what is recomputed.", _stages(plan) | recompute),
+        Section(
+            "STAGE_ARGS", "Which layers are where, and what is recomputed.", _stages(problem, plan) | recompute
+        ),
         Section("BATCH_ARGS", f"{layout.num_micro_batches} micro-batches a pipeline.", _batch(layout)),
         Section("STATE_ARGS", "Sharding of states, and what overlaps.", _states(problem, layout)),
         Section("KERNEL_ARGS", "Precision and kernels.", _kernels(problem)),
@@ -168,7 +171,13 @@ def check_problem(problem: Problem, version: str) -> None:
             "Expected nodes of one type: torchrun starts them in any order, and the plan says which come first.",
             "Solve again with one of these types alone.",
         )
-    check_version(version, model_arguments(problem.model, problem.job.sequence_length))
+    if problem.job.mtp_layers and problem.model.learned_positions:
+        raise IllegalPlanError(
+            f"The job trains layers of multi-token prediction, and {problem.model.name} has learned positions.",
+            "Expected rotary positions beside such layers (training/arguments.py, validate_args).",
+            "Solve again without --mtp-layers.",
+        )
+    check_version(version, _model(problem))
 
 
 def _check_expressible(problem: Problem, plan: Plan, version: str) -> None:
@@ -250,13 +259,18 @@ def _dispatcher(problem: Problem, layout: Layout) -> str:
     return "flex" if problem.hardware.software.deduplicated_dispatch and layout.ep > 1 else "alltoall"
 
 
-def _stages(plan: Plan) -> Pairs:
+def _model(problem: Problem) -> Pairs:
+    pairs = model_arguments(problem.model, problem.job.sequence_length)
+    return pairs | ({"--mtp-num-layers": (str(problem.job.mtp_layers),)} if problem.job.mtp_layers else {})
+
+
+def _stages(problem: Problem, plan: Plan) -> Pairs:
     layout = plan.layout
     sizes = tuple(stage.num_layers for stage in plan.virtual_stages)
     if len(sizes) == 1:
         return {}
     if len(set(sizes)) > 1:
-        return {"--pipeline-model-parallel-layout": (stage_string(sizes),)}
+        return {"--pipeline-model-parallel-layout": (stage_string(sizes, problem.job.mtp_layers),)}
     return {"--num-virtual-stages-per-pipeline-rank": (str(layout.vpp),)} if layout.vpp > 1 else {}
 
 
@@ -367,6 +381,7 @@ def job_of(given: Arguments, world: int) -> Job:
         "precision": "fp8" if given.given("--fp8-format") else "bf16",
         "attention_kernel": "unfused" if backend in ("unfused", "local") or local else "flash",
         "grad_dtype": "bf16" if coarse else "fp32",
+        "mtp_layers": mtp_layers(given),
     }
     # It has no effect without --fp8-format; with it, recipe_note says which parts are priced.
     given.text("--fp8-recipe")

@@ -394,6 +394,12 @@ def _slime(words: Sequence[str], request: ImportRequest) -> Given:
         tokens = _count(values, "max_tokens_per_gpu", 0)
         values["micro_batch_size"] = _packed(tokens, values, nodes * each)
         notes.append(_PACKED)
+    if "mtp_num_layers" in values and not values.pop("enable_mtp_training", False):
+        raise InvalidInputError(
+            f"{request.source} has --mtp-num-layers without --enable-mtp-training.",
+            "Expected both: layers of multi-token prediction that are not trained are not priced.",
+            "Take --mtp-num-layers out to price the run without them.",
+        )
     for name in ("max_tokens_per_gpu", "log_probs_max_tokens_per_gpu"):
         values.pop(name, None)
     parts = {}

@@ -12,9 +12,10 @@ core/num_microbatches_calculator.py; L: core/transformer/pipeline_parallel_layer
 Source: NVIDIA/Megatron-LM at d98e8a64, training/arguments.py:928-1009,
 core/transformer/transformer_config.py:2229-2415, core/transformer/transformer_block.py:175-190.
 
-A string gives uneven stages: ``E`` embedding, ``t`` layer, ``L`` loss, ``|`` between virtual stages. ``x*n``
-repeats a character and ``(...)*n`` a group; commas are ignored. The k-th part is virtual stage k (chunk k // pp of
-rank k % pp). Source: megatron/core/transformer/pipeline_parallel_layer_layout.py at d98e8a64.
+A string gives uneven stages: ``E`` embedding, ``t`` layer, ``m`` layer of multi-token prediction, ``L`` loss,
+``|`` between virtual stages. ``x*n`` repeats a character and ``(...)*n`` a group; commas are ignored. The k-th
+part is virtual stage k (chunk k // pp of rank k % pp).
+Source: megatron/core/transformer/pipeline_parallel_layer_layout.py at d98e8a64.
 
 **Recomputation** has one granularity, one method and one number for all virtual stages. ``full`` with ``block`` n
 recomputes the first n layers of every virtual stage (core/recompute.py counts per TransformerBlock, which is a
@@ -40,23 +41,23 @@ MAX_CHARACTERS = 100_000
 """Maximum length of a string after repetition; no model has more layers."""
 
 
-def stage_string(layers: tuple[int, ...]) -> str:
+def stage_string(layers: tuple[int, ...], mtp_layers: int = 0) -> str:
     """Write the string of stages with given numbers of layers; equal neighbours are written once."""
     parts = [f"t*{count}" if count > 1 else "t" * count for count in layers]
+    end = "m" * mtp_layers + "L"
     if len(parts) == 1:
-        return f"E{parts[0]}L"
+        return f"E{parts[0]}{end}"
     inner = [(part, len(list(same))) for part, same in groupby(parts[1:-1])]
     middle = "".join(f"({part}|)*{times}" if times > 1 and part else f"{part}|" * times for part, times in inner)
-    return f"E{parts[0]}|{middle}{parts[-1]}L"
+    return f"E{parts[0]}|{middle}{parts[-1]}{end}"
 
 
-def stage_layers(text: str) -> tuple[int, ...]:
+def stage_layers(text: str, mtp_layers: int = 0) -> tuple[int, ...]:
     """Return the number of layers of every virtual stage, in model order.
 
     Raises:
-        InvalidInputError: Megatron-LM's ``validate_layer_layout`` refuses the string, or it has layers of
-            multi-token
-            prediction, which a plan does not have.
+        InvalidInputError: Megatron-LM's ``validate_layer_layout`` refuses the string, or it places the layers of
+            multi-token prediction before the last stage, where a plan has them.
     """
     if len(text) > MAX_CHARACTERS:
         raise _wrong(text, "it is too long")
@@ -74,8 +75,12 @@ def stage_layers(text: str) -> tuple[int, ...]:
     strange = sorted(set(text) - set("EtmL|"))
     if strange:
         raise _wrong(text, f"it holds {shown(strange[0])}")
-    if "m" in text:
-        raise _wrong(text, "it places layers of multi-token prediction (m), which a plan does not have")
+    last = "m" * mtp_layers + "L"
+    if text.count("m") != mtp_layers or (mtp_layers and not text.endswith(last)):
+        there = f"{text.count('m')} layers of multi-token prediction (m), --mtp-num-layers {mtp_layers}"
+        raise _wrong(text, f"{there}; a plan has them all, right before the loss")
+    if mtp_layers:
+        text = text.removesuffix(last) + "L"
     order = text.replace("|", "")
     if order != f"E{'t' * order.count('t')}L":
         raise _wrong(text, "embedding (E), layers (t) and loss (L) do not come once each and in this order")
@@ -101,11 +106,16 @@ WAYS = (
 )
 
 
+def mtp_layers(given: Arguments) -> int:
+    """Return the number of layers of multi-token prediction."""
+    return given.number("--mtp-num-layers") or 0
+
+
 def virtual_stages(given: Arguments, layers: int, pp: int) -> int:
     """Return the number of virtual stages per rank (vpp)."""
     text = given.text(WAYS[2])
     if text is not None:
-        return max(len(stage_layers(text)) // pp, 1)
+        return max(len(stage_layers(text, mtp_layers(given))) // pp, 1)
     chunk = given.number(WAYS[0])
     if chunk:
         return max((layers + sum(given.given(flag) for flag in ACCOUNTS)) // pp // chunk, 1)
@@ -123,15 +133,15 @@ def stage_sizes(given: Arguments, layers: int, pp: int) -> tuple[tuple[int, ...]
     if (ends and accounts) or (WAYS[2] in given_flags and ends + accounts) or (WAYS[0] in given_flags and ends):
         return (), f"{' and '.join(given_flags + ends + accounts)} do not go together"
     if WAYS[2] in given_flags:
-        return _by_string(given.text(WAYS[2]) or "", layers, pp)
+        return _by_string(given.text(WAYS[2]) or "", layers, pp, mtp_layers(given))
     vpp = virtual_stages(given, layers, pp)
     if ends:
         return _by_ends([given.number(flag) for flag in ENDS], layers, pp, vpp)
     return _evenly(layers, pp, vpp, given.given(ACCOUNTS[0]), given.given(ACCOUNTS[1]), given.number(WAYS[0]))
 
 
-def _by_string(text: str, layers: int, pp: int) -> tuple[tuple[int, ...], str]:
-    sizes = stage_layers(text)
+def _by_string(text: str, layers: int, pp: int, mtp_layers: int) -> tuple[tuple[int, ...], str]:
+    sizes = stage_layers(text, mtp_layers)
     if len(sizes) % pp:
         return (), f"the layout string has {len(sizes)} virtual stages for pp={pp}"
     if sum(sizes) != layers:
@@ -200,9 +210,13 @@ def selective_modules(model: ModelSpec, job: Job) -> tuple[str, ...]:
 
 def kept_notes(model: ModelSpec, job: Job) -> tuple[str, ...]:
     """Note activations that the plan's selective recomputation drops and Megatron-LM's modules keep."""
-    if job.attention_kernel == "unfused":
-        return ()
     notes = []
+    if job.mtp_layers:
+        notes.append(
+            "Selective recomputation: layers of multi-token prediction have it here, and not in the plan."
+        )
+    if job.attention_kernel == "unfused":
+        return tuple(notes)
     if not all(isinstance(kind.attention, LatentAttention) for kind in model.kinds):
         notes.append(
             "Selective recomputation: the norm before the attention is part of a product of Transformer Engine "
@@ -238,7 +252,8 @@ def recompute_arguments(model: ModelSpec, job: Job, plan: Plan) -> dict[str, Val
     if number == 0:
         return {}
     if full == sizes:
-        return _whole("uniform", 1)
+        # By blocks, layers of multi-token prediction keep their activations, as in a plan.
+        return _whole("block", number) if job.mtp_layers else _whole("uniform", 1)
     if full != [min(number, size) for size in sizes]:
         raise IllegalPlanError(
             f"The virtual stages recompute {_listed(full)} layers wholly, and hold {_listed(sizes)}.",
@@ -526,6 +541,9 @@ RULES: Mapping[str, tuple[str, Check]] = {
     "positions_suffice": (
         "A:1353-1355", lambda s: "--max-position-embeddings is below --seq-length"
         if s.given.needed("--max-position-embeddings") < s.given.needed("--seq-length") else ""),
+    "mtp_positions": (
+        "A:882-887", lambda s: "--mtp-num-layers without rotary positions"
+        if mtp_layers(s.given) and s.given.text("--position-embedding-type") not in ("rope", "none") else ""),
     "layers_divide": (
         "A:928-998, L:86-110, T:2229-2415, core/transformer/transformer_block.py:175",
         lambda s: stage_sizes(s.given, s.layers, s.pp)[1]),
@@ -653,6 +671,7 @@ MEGATRON_LIMITS = {
 }
 MEGATRON = Capability(
     name="Megatron-LM",
+    trains_mtp_layers=True,
     versions=(
         "d98e8a64",
         "core_v0.19.0",

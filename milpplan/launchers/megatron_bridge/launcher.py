@@ -72,6 +72,7 @@ NAMES = (
     _key_of_flag("--num-query-groups", "model.num_query_groups", absent="null"),
     _key_of_flag("--kv-channels", "model.kv_channels", absent="null"),
     _key_of_flag("--vocab-size", "model.vocab_size"),
+    _key_of_flag("--mtp-num-layers", "model.mtp_num_layers", absent="null"),
     _key_of_flag("--seq-length", "model.seq_length", "dataset.sequence_length", "dataset.seq_length"),
     _key_of_flag("--position-embedding-type", "model.position_embedding_type"),
     _key_of_flag("--normalization", "model.normalization"),
@@ -141,7 +142,6 @@ NAMES = (
 )  # fmt: skip
 CONSTANT = {
     "model.should_pad_vocab": "true",
-    "model.mtp_num_layers": "null",
     "model.account_for_embedding_in_pipeline_split": "false",
     "model.account_for_loss_in_pipeline_split": "false",
     "model.num_layers_in_first_pipeline_stage": "null",
@@ -463,6 +463,7 @@ _LENGTH, _NEW_LENGTH = "dataset.sequence_length", "dataset.seq_length"
 _BRIDGE_TILES = Limit(("none",), "comm_overlap of a recipe switches other overlaps with it")
 BRIDGE = Capability(
     name="Megatron-Bridge",
+    trains_mtp_layers=True,
     versions=tuple(MOCK_DATA),
     limits={**MEGATRON_LIMITS, "tp_overlap": _BRIDGE_TILES, "dp_replicate": NO_GROUPS},
     rules=WHOLE_NODES,

@@ -19,9 +19,9 @@ from milpplan.problem.huggingface.defaults import (
     CLASS_SIZES,
     FIXED,
     FUSED,
+    MTP_LAYERS,
     OBSTACLES,
     UNPRICED,
-    ZERO_IS_NONE,
     without_effect,
 )
 from milpplan.problem.huggingface.families import ALIASES, BUILDERS, RENAMED
@@ -86,7 +86,10 @@ def model_from_config(config: object, name: str, ignore: Collection[str] = ()) -
         model = BUILDERS[family](fields, name)
     except ValidationError as error:
         raise invalid_fields(ModelSpec, error, source) from error
+    mtp_layers = max(fields.integer(key, default=0, minimum=0) for key in MTP_LAYERS)
     _check_keys(config, fields, family)
+    if mtp_layers:
+        model = model.model_copy(update={"num_nextn_predict_layers": mtp_layers})
     return model.model_copy(update={"ignored_keys": tuple(ignored)}) if ignored else model
 
 
@@ -178,7 +181,6 @@ def _check_keys(config: Mapping[str, object], fields: Fields, family: str) -> No
     unknown = {key: value for key, value in fields.values.items() if key not in known_keys}
     unknown |= {key: value for key, value in outer.values.items() if key not in outer_keys}
     unknown = {key: value for key, value in unknown.items() if value is not None}
-    unknown = {key: value for key, value in unknown.items() if not (key in ZERO_IS_NONE and value == 0)}
     if unknown:
         findings = ", ".join(f"{shown(key)[1:-1]} ({UNPRICED.get(key, 'not understood')})" for key in unknown)
         ignore = " ".join(f"--ignore {shown(key)[1:-1]}" for key in list(unknown)[:6])

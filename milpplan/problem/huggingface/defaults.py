@@ -286,9 +286,6 @@ UNPRICED: dict[str, str] = {
     "num_mtp_modules": "layers that predict further tokens are not priced",
     "mtp_transformer_layers": "layers that predict further tokens are not priced",
     "audio_config": "the audio tower is not priced",
-    "num_nextn_predict_layers": "layers that predict further tokens are not priced",
-    "num_mtp_layers": "layers that predict further tokens are not priced",
-    "mtp_num_hidden_layers": "layers that predict further tokens are not priced",
     "per_layer_config": "layers that differ in other ways than listed are not priced",
 }
 """Keys of known parts that no description has a field for."""
@@ -319,8 +316,8 @@ OBSTACLES: Final = {
 """Known families without a builder: the part that milpplan does not price, and the nearest family that it has."""
 
 
-ZERO_IS_NONE = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
-"""Unpriced parts whose number may be 0."""
+MTP_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+"""Keys of the number of layers of multi-token prediction."""
 
 
 def without_effect(family: str) -> Mapping[str, str]:

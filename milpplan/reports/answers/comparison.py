@@ -101,6 +101,7 @@ def _facts(side: Side) -> Iterator[tuple[str, str]]:
     for name in ("kind", "sequence_length", "precision", "attention_kernel", "grad_dtype"):
         yield name, _word(getattr(job, name))
     yield "trained", job.frozen_text or "all weights"
+    yield "MTP layers", f"{job.mtp_layers}"
     for name, value in layout.model_dump().items():
         yield name, _word(value)
     yield "micro-batches", f"{layout.num_micro_batches:,}"

@@ -19,7 +19,7 @@ from milpplan.problem import (
 from milpplan.problem.catalog import file_keys, stack_provenance
 from milpplan.reports.blocks import Block, Paragraph, Span, Table
 from milpplan.simulation.layers import active_parameters, total_parameters
-from milpplan.units import count_text, gib_text, percent_text
+from milpplan.units import count_text, counted, gib_text, percent_text
 
 if TYPE_CHECKING:
     from milpplan.optimize.milp.solver_self_test import SelfTestResult
@@ -92,8 +92,14 @@ def model_text(model: ModelSpec) -> str:
     """Describe a model's number of parameters and the keys of its config that the description leaves out."""
     total, active = total_parameters(model), active_parameters(model)
     each = "" if active == total else f", {active:,} of them active ({count_text(active)})"
+    published = model.num_nextn_predict_layers
+    mtp = (
+        f" Beside them: {counted(published, 'layer')} of multi-token prediction (--mtp-layers)."
+        if published
+        else ""
+    )
     left_out = f" Ignored, whatever it costs: {', '.join(model.ignored_keys)}." if model.ignored_keys else ""
-    return f"{model.name}: {total:,} parameters ({count_text(total)}){each}.{left_out}"
+    return f"{model.name}: {total:,} parameters ({count_text(total)}){each}.{mtp}{left_out}"
 
 
 def _is_file(path: Path) -> bool:

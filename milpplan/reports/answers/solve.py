@@ -27,7 +27,7 @@ from milpplan.reports.answers.step import (
 )
 from milpplan.reports.blocks import Block, Fact, Paragraph
 from milpplan.reports.documents.document import layouts_document, regret_sentence
-from milpplan.reports.words.plan_words import hybrid_text, scope_text
+from milpplan.reports.words.plan_words import hybrid_text, mtp_text, scope_text
 from milpplan.reports.words.result_words import (
     bar_range_text,
     break_even_table,
@@ -188,6 +188,8 @@ def _words(problem: Problem, plan: Plan) -> Iterator[str]:
     yield replicas + (sharded if layout.zero_stage and layout.dp > 1 else "")
     if not problem.inference:
         yield _recomputed(plan, layers)
+    if mtp := mtp_text(problem):
+        yield mtp
 
 
 def _recomputed(plan: Plan, layers: int) -> str:

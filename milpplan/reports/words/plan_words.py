@@ -13,7 +13,7 @@ from milpplan.problem import RANK_ORDERS, Layout, Plan, Problem, Schedule, Space
 from milpplan.problem.hardware import OWN_COST_MODEL
 from milpplan.problem.problem import NOT_LISTS
 from milpplan.simulation import StepReport
-from milpplan.simulation.layers import trained_parameters
+from milpplan.simulation.layers import mtp_parameters, trained_parameters
 from milpplan.units import (
     count_text,
     counted,
@@ -124,6 +124,7 @@ def plan_sentences(problem: Problem, plan: Plan, report: StepReport) -> list[str
         *_splits(problem, plan),
         *_nodes(problem, plan, report),
         *_recompute(problem, plan),
+        *_mtp_layers(problem),
         *_switches(plan.layout),
         _memory(report),
     ]
@@ -144,6 +145,20 @@ def _job(problem: Problem, layout: Layout, report: StepReport) -> str:
         f"{seconds_text(report.step_time_s)}: {rate_text(report.tokens_per_s)} tokens a second, "
         f"{percent_text(report.mfu)} of the GPUs' peak (MFU)."
     )
+
+
+def mtp_text(problem: Problem) -> str:
+    """Say which layers of multi-token prediction the job trains or leaves out; empty if there are none."""
+    trained, published = problem.job.mtp_layers, problem.model.num_nextn_predict_layers
+    if trained:
+        layers, size = counted(trained, "layer"), count_text(trained * mtp_parameters(problem.model))
+        return f"with {layers} of multi-token prediction ({size} parameters) on the last stage"
+    return "" if problem.inference or not published else "without multi-token prediction (--mtp-layers)"
+
+
+def _mtp_layers(problem: Problem) -> Iterator[str]:
+    if mtp := mtp_text(problem):
+        yield f"The model is trained {mtp}."
 
 
 def _splits(problem: Problem, plan: Plan) -> Iterator[str]:

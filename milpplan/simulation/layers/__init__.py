@@ -8,7 +8,7 @@ from milpplan.library import lazy_exports
 
 if TYPE_CHECKING:
     from milpplan.simulation.layers.activations import head_deferred_bytes, layer_activations, layer_deferred_bytes
-    from milpplan.simulation.layers.embedding_and_head import embedding_endpoint, head_endpoint
+    from milpplan.simulation.layers.embedding_and_head import copied_embedding, embedding_endpoint, head_endpoint
     from milpplan.simulation.layers.kernels import (
         attention_backward_s,
         attention_forward_s,
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
         layer_parameters,
         mfu,
         model_flops_per_token,
+        mtp_parameters,
+        mtp_projection_parameters,
         padded_vocab_size,
         position_parameters,
         total_parameters,

@@ -1,4 +1,5 @@
-"""Embedding before the first layer; final norm, language-model head and loss after the last layer."""
+"""Embedding before the first layer; final norm, language-model head and loss after the last layer, and layers of
+multi-token prediction."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ import numpy as np
 from milpplan.problem import ModelSpec, Problem
 from milpplan.simulation import FloatArray, IntArray, LayoutColumns
 from milpplan.simulation.layers import kernels
+from milpplan.simulation.layers.activations import layer_activations
+from milpplan.simulation.layers.layer_time import layer_seconds
 from milpplan.simulation.layers.parameters import (
     final_norm_parameters,
     head_parameters,
@@ -16,7 +19,7 @@ from milpplan.simulation.layers.parameters import (
     position_parameters,
 )
 from milpplan.simulation.layers.shard import BF16_BYTES, FP32_BYTES, Shard
-from milpplan.simulation.layers.terms import Part, Phase
+from milpplan.simulation.layers.terms import ONCE, Part, Phase
 from milpplan.simulation.network import collectives, far_s, placement
 
 
@@ -29,7 +32,7 @@ class Endpoint:
     seconds: FloatArray
     """[Part, 2, n] forward and backward."""
     weight_s: FloatArray
-    """[n] compute of weight gradients that run apart from the backward. The embedding's gradient is always in its
+    """[Part, n] weight gradients that run apart from the backward. The embedding's gradient is always in its
     backward."""
     kept_bytes: FloatArray
     """[n] activations."""
@@ -39,9 +42,7 @@ class Endpoint:
     @property
     def phases(self) -> FloatArray:
         """Seconds by phase with the weight gradients, [Part, 3, n]."""
-        weight = np.zeros_like(self.seconds[:, :1])
-        weight[Part.COMPUTE, 0] = self.weight_s
-        return np.concatenate([self.seconds, weight], axis=1)
+        return np.concatenate([self.seconds, self.weight_s[:, None]], axis=1)
 
     def matrix_parameters(self, tp: IntArray) -> FloatArray:
         """Count the parameters of the (padded) vocabulary matrix on one GPU."""
@@ -54,6 +55,16 @@ class Endpoint:
             return self.matrix_parameters(tp) + position_parameters(self.model)
         matrix = 0.0 if head_parameters(self.model) == 0 else self.matrix_parameters(tp)
         return matrix + np.full(len(tp), float(final_norm_parameters(self.model)))
+
+
+def copied_embedding(problem: Problem, columns: LayoutColumns) -> FloatArray:
+    """Count the parameters of the embedding's copy on the last rank of a pipeline, [n].
+
+    A tied head and layers of multi-token prediction need it, unless the last rank is the first.
+    """
+    needed = problem.model.tie_word_embeddings or problem.job.mtp_layers > 0
+    rows = padded_vocab_size(problem.model.vocab_size, columns.tp) / columns.tp
+    return np.where(needed & (columns.pp > 1) & ~columns.ends_meet, rows * problem.model.hidden_size, 0.0)
 
 
 def embedding_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
@@ -75,24 +86,31 @@ def embedding_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
     seconds[Part.TP, Phase.BACKWARD] = np.where(sp, gather, 0.0)
     if not problem.job.trains("embedding"):
         seconds[:, Phase.BACKWARD] = 0.0
+    no_weight_s = np.zeros_like(seconds[:, 0])
     if problem.inference:
-        return Endpoint(problem.model, False, seconds, *[np.zeros(len(columns))] * 3)
+        return Endpoint(problem.model, False, seconds, no_weight_s, *[np.zeros(len(columns))] * 2)
     masks = shard.tokens * shard.hidden / shard.sequence_tp if problem.model.drops_embedding else 0.0
     # Token ids, labels and position ids, eight bytes each.
     kept = 24 * shard.tokens + masks
-    return Endpoint(problem.model, False, seconds, np.zeros(len(columns)), kept, np.zeros(len(columns)))
+    return Endpoint(problem.model, False, seconds, no_weight_s, kept, np.zeros(len(columns)))
 
 
 def head_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
-    """Price the head: final norm, logits in bf16, cross-entropy in fp32 over the vocabulary split by tp.
+    """Price the head, of training with the layers of multi-token prediction."""
+    if problem.inference:
+        return _next_tokens(problem, columns)
+    head = _head_of_training(problem, columns)
+    return _with_mtp_layers(problem, columns, head) if problem.job.mtp_layers else head
+
+
+def _head_of_training(problem: Problem, columns: LayoutColumns) -> Endpoint:
+    """Price final norm, logits in bf16, and cross-entropy in fp32 over the vocabulary split by tp.
 
     The fp32 softmax is kept from forward to backward (or the tensors that the framework's loss keeps). Bf16 logits
     are temporary (Megatron-LM core/tensor_parallel/cross_entropy.py). So is a bf16 weight gradient, which exists
     beside the accumulated gradient even where the sum is fused (core/tensor_parallel/layers.py). A frozen head has
     no weight gradient and does not keep its input.
     """
-    if problem.inference:
-        return _next_tokens(problem, columns)
     shard = Shard.of(problem, columns)
     gpu = problem.hardware.accelerator
     vocab = padded_vocab_size(problem.model.vocab_size, columns.tp) / columns.tp
@@ -110,8 +128,9 @@ def head_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
     backward = kernels.gemm_s(gpu, "bf16", shard.tokens, hidden, vocab) + weight
     seconds[Part.COMPUTE, Phase.FORWARD] = norm + forward + loss
     seconds[Part.COMPUTE, Phase.BACKWARD] = 1.5 * norm + backward + 0.5 * loss
-    apart = np.where(columns.split_backward, weight, 0.0)
-    seconds[Part.COMPUTE, Phase.BACKWARD] -= apart
+    apart = np.zeros_like(seconds[:, 0])
+    apart[Part.COMPUTE] = np.where(columns.split_backward, weight, 0.0)
+    seconds[Part.COMPUTE, Phase.BACKWARD] -= apart[Part.COMPUTE]
     message = BF16_BYTES * shard.tokens * shard.hidden
     sp, group = columns.sequence_parallel, placement.tensor(columns)
     gather = collectives.all_gather_s(problem.hardware, message, *group)
@@ -126,6 +145,49 @@ def head_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
     kept = (1 + trained) * stream + software.logit_kept_bytes * logits
     workspace = BF16_BYTES * (logits + vocab * hidden * trained)
     return Endpoint(problem.model, True, seconds, apart, kept, workspace)
+
+
+def _with_mtp_layers(problem: Problem, columns: LayoutColumns, head: Endpoint) -> Endpoint:
+    """Add the layers of multi-token prediction to the head; each is a transformer layer, embedding and head again.
+
+    Between them are the norms of hidden states and embeddings, and the projection of both, 2h to h. Its outputs
+    are divided by tp and gathered, and nothing hides its communication: an upper bound. The transformer layer
+    keeps its activations (Megatron-LM skips it in recomputation by blocks) and runs in no pairs.
+
+    Source: DeepSeek-AI 2024 (DeepSeek-V3), equations 21 to 23; Megatron-LM
+    core/transformer/multi_token_prediction.py.
+    """
+    shard, embedding = Shard.of(problem, columns), embedding_endpoint(problem, columns)
+    layer = layer_seconds(problem, problem.model.mtp_kind, columns)[:, ONCE]
+    kept = layer_activations(problem, problem.model.mtp_kind, columns)
+    phases = layer + embedding.phases + head.phases
+    product = shard.gemm(shard.tokens, shard.hidden / shard.tp, 2.0 * shard.hidden, {})
+    apart = np.where(columns.split_backward, product.wgrad, 0.0)
+    stream = BF16_BYTES * shard.tokens * shard.hidden / shard.sequence_tp
+    # Two norms, and the concatenation: each reads and writes two tensors.
+    between = shard.memory_bound(8 * stream)
+    phases[Part.COMPUTE, Phase.FORWARD] += between + product.forward
+    phases[Part.COMPUTE, Phase.BACKWARD] += 1.5 * between + product.dgrad + product.wgrad - apart
+    phases[Part.COMPUTE, len(ONCE) - 1] += apart
+    message = BF16_BYTES * shard.tokens * shard.hidden
+    sp, group = columns.sequence_parallel, placement.tensor(columns)
+    output = collectives.all_gather_s(problem.hardware, message, *group)
+    inputs = collectives.all_gather_s(problem.hardware, 2 * message, *group)
+    scatter = collectives.reduce_scatter_s(problem.hardware, 2 * message, *group)
+    whole = collectives.all_reduce_s(problem.hardware, 2 * message, *group)
+    phases[Part.TP, Phase.FORWARD] += output + np.where(sp, inputs, 0.0)
+    phases[Part.TP, Phase.BACKWARD] += np.where(sp, inputs + scatter + output, whole)
+    count, added = problem.job.mtp_layers, head.phases + problem.job.mtp_layers * phases
+    # The embeddings before their norm, and the input of the projection; hidden states are the head's input.
+    kept_bytes = kept.kept + embedding.kept_bytes + head.kept_bytes + 3 * stream
+    return Endpoint(
+        problem.model,
+        True,
+        added[:, : len(ONCE) - 1],
+        added[:, len(ONCE) - 1],
+        head.kept_bytes + count * kept_bytes,
+        np.maximum(head.workspace_bytes, kept.workspace),
+    )
 
 
 def _next_tokens(problem: Problem, columns: LayoutColumns) -> Endpoint:
@@ -144,5 +206,4 @@ def _next_tokens(problem: Problem, columns: LayoutColumns) -> Endpoint:
     logits = BF16_BYTES * tokens * padded
     gather = collectives.all_gather_s(problem.hardware, logits, *placement.tensor(columns))
     seconds[Part.TP, Phase.FORWARD] = gather
-    zeros = np.zeros(len(columns))
-    return Endpoint(problem.model, True, seconds, zeros, zeros, logits)
+    return Endpoint(problem.model, True, seconds, np.zeros_like(seconds[:, 0]), np.zeros(len(columns)), logits)

@@ -1,8 +1,8 @@
 """Exact numbers of parameters of a model, and its FLOPs.
 
 Parameters are split by how tensor and expert parallelism divide them. All counts are Python integers of parameters
-(not bytes) and agree to the unit with the classes of Hugging Face transformers. Multi-token-prediction layers and
-buffers (rotary tables, DeepSeek-V3's routing bias) are not counted.
+(not bytes) and agree to the unit with the classes of Hugging Face transformers. Layers of multi-token prediction
+are counted apart (``mtp_parameters``), buffers (rotary tables, DeepSeek-V3's routing bias) are not.
 
 The functions do not divide by degrees: the caller divides ``tensor_parallel`` by tp and ``experts`` by ep * etp.
 In two cases the division is a lower bound of the parameters of a rank, and the caller has to correct it. With tp
@@ -231,6 +231,20 @@ def _mlp(hidden: int, mlp: Mlp) -> LayerParameters:
     return LayerParameters(*_feed_forward(hidden, mlp.intermediate_size, mlp.gated, mlp.bias))
 
 
+def mtp_projection_parameters(model: ModelSpec) -> LayerParameters:
+    """Count the projection of a layer of multi-token prediction, 2 h^2, and its norms: of both inputs and before
+    the head."""
+    return LayerParameters(tensor_parallel=2 * model.hidden_size**2, replicated=3 * _norm_parameters(model))
+
+
+def mtp_parameters(model: ModelSpec) -> int:
+    """Count the parameters of one layer of multi-token prediction, without the shared embedding and head.
+
+    Source: DeepSeek-V3, README_WEIGHTS.md; ``MultiTokenPredictionLayer`` of Megatron-LM.
+    """
+    return layer_parameters(model, model.mtp_kind).total + mtp_projection_parameters(model).total
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterParameters:
     """Parameters of the adapters of a layer on one GPU; arrays or numbers."""
@@ -323,14 +337,18 @@ def _expert_adapters(
 
 
 def trained_parameters(problem: Problem) -> int:
-    """Count the parameters that have gradients: all, those of the adapters, or those of the parts not frozen."""
+    """Count the parameters that have gradients: all, those of the adapters, or those of the parts not frozen.
+
+    Layers of multi-token prediction count if they are trained.
+    """
     model, job = problem.model, problem.job
     if job.lora is not None:
         layers = [(run.count, adapter_parameters(model.hidden_size, run, job.lora)) for run in model.layers]
         return round(sum(count * float(layer.dense + layer.expert) for count, layer in layers))
     frozen = 0 if job.trains("embedding") else embedding_parameters(model) + position_parameters(model)
     frozen += 0 if job.trains("head") else head_parameters(model) + final_norm_parameters(model)
-    return total_parameters(model) - frozen
+    mtp = job.mtp_layers * mtp_parameters(model) if job.mtp_layers else 0
+    return total_parameters(model) + mtp - frozen
 
 
 def embedding_parameters(model: ModelSpec) -> int:
@@ -372,12 +390,15 @@ def active_parameters(model: ModelSpec) -> int:
     The embedding counts once, and so does an untied output projection, as in the published counts of Mixtral
     (12.9B), DeepSeek-V3 (37B) and Qwen3 (3.3B, 22B); gpt-oss's card leaves the input embedding out.
     """
-    idle = 0
-    for run in model.layers:
-        if isinstance(run.mlp, MixtureOfExperts):
-            per_expert = layer_parameters(model, run).experts // run.mlp.num_experts
-            idle += run.count * per_expert * (run.mlp.num_experts - run.mlp.num_experts_per_tok)
-    return total_parameters(model) - idle
+    return total_parameters(model) - sum(run.count * _idle_parameters(model, run) for run in model.layers)
+
+
+def _idle_parameters(model: ModelSpec, kind: LayerRun) -> int:
+    """Count the parameters of one layer that a token does not use."""
+    if not isinstance(kind.mlp, MixtureOfExperts):
+        return 0
+    per_expert = layer_parameters(model, kind).experts // kind.mlp.num_experts
+    return per_expert * (kind.mlp.num_experts - kind.mlp.num_experts_per_tok)
 
 
 def padded_vocab_size(model_vocab: IntOrArray, tp: IntOrArray) -> IntOrArray:
@@ -403,8 +424,11 @@ def scan_flops(mixer: LinearRecurrence) -> float:
     return 2.0 * mixer.num_key_heads * chunk * key + heads * (2.0 * chunk * value + 4.0 * key * value)
 
 
-def model_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
+def model_flops_per_token(model: ModelSpec, sequence_length: int, mtp_layers: int = 0) -> float:
     """Count the forward and backward FLOPs of a token: 6 per multiplying parameter, and causal attention.
+
+    Each of ``mtp_layers`` adds those of its transformer layer, its projection and the head, as in Megatron-LM
+    (megatron/training/training.py, ``num_floating_point_operations``).
 
     6 * (active parameters without look-ups: positions, and an untied embedding) + 6 * keys * (qk + v width) per
     layer, with the mean number of keys under the causal mask (half of Megatron's older count, which uses s), or 3
@@ -414,31 +438,38 @@ def model_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
     An indexer has no gradient of its inputs, scores all keys forward and has gradients of the selected keys alone;
     the attention to these keys is that of latent keys and values (``sparse_attention``).
     """
+    attention = 0.0
+    for run in model.layers:
+        for flops in _mixer_flops(model.hidden_size, run.attention, sequence_length):
+            attention += run.count * flops
+    total = 6.0 * _multiplying_parameters(model) + attention
+    if mtp_layers:
+        kind = model.mtp_kind
+        used = mtp_parameters(model) - _idle_parameters(model, kind) + model.vocab_size * model.hidden_size
+        total += mtp_layers * (6.0 * used + sum(_mixer_flops(model.hidden_size, kind.attention, sequence_length)))
+    return total
+
+
+def _mixer_flops(hidden: int, mixer: Mixer, sequence_length: int) -> tuple[float, ...]:
+    """List the FLOPs of a token in a layer's mixer beyond its parameters: of an indexer, and of the rest."""
     # Kernels import NumPy, and counts of parameters do without.
     from milpplan.simulation.layers.kernels import average_keys
 
-    attention = 0.0
-    for run in model.layers:
-        dims = run.attention
-        if isinstance(dims, LinearRecurrence):
-            attention += run.count * 3 * scan_flops(dims)
-        if isinstance(dims, LinearRecurrence | NoBlock):
-            continue
-        heads = dims.num_attention_heads
-        if isinstance(dims, LatentAttention):
-            width = heads * (dims.qk_nope_head_dim + dims.qk_rope_head_dim + dims.v_head_dim)
-            keys = float(average_keys(sequence_length, None))
-            if (indexer := dims.indexer) is not None:
-                scores = indexer.index_n_heads * indexer.index_head_dim
-                indexed = 2 * keys * scores - 2 * indexer_matrix_parameters(model.hidden_size, dims)
-                width = heads * (2 * dims.kv_lora_rank + dims.qk_rope_head_dim)
-                keys = float(average_keys(sequence_length, indexer.index_topk))
-                attention += run.count * (indexed + 4 * keys * scores)
-        else:
-            width = heads * (dims.head_dim + dims.value_dim)
-            keys = float(average_keys(sequence_length, dims.sliding_window, chunked=dims.chunked))
-        attention += run.count * 6 * keys * width
-    return 6.0 * _multiplying_parameters(model) + attention
+    if isinstance(mixer, LinearRecurrence):
+        return (3 * scan_flops(mixer),)
+    if isinstance(mixer, NoBlock):
+        return ()
+    heads = mixer.num_attention_heads
+    if isinstance(mixer, GroupedQueryAttention):
+        keys = float(average_keys(sequence_length, mixer.sliding_window, chunked=mixer.chunked))
+        return (6 * keys * heads * (mixer.head_dim + mixer.value_dim),)
+    keys = float(average_keys(sequence_length, None))
+    if mixer.indexer is None:
+        return (6 * keys * heads * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim + mixer.v_head_dim),)
+    scores = mixer.indexer.index_n_heads * mixer.indexer.index_head_dim
+    indexed = 2 * keys * scores - 2 * indexer_matrix_parameters(hidden, mixer)
+    keys = float(average_keys(sequence_length, mixer.indexer.index_topk))
+    return indexed + 4 * keys * scores, 6 * keys * heads * (2 * mixer.kv_lora_rank + mixer.qk_rope_head_dim)
 
 
 def _multiplying_parameters(model: ModelSpec) -> int:
@@ -471,7 +502,7 @@ def mfu(problem: Problem, tokens_per_s: float, num_gpus: int) -> float:
         gpu = hardware.accelerator
         engine = gpu.fp8 if problem.job.precision == "fp8" and gpu.fp8 is not None else gpu.bf16
         peak += (count if problem.other_hardware else num_gpus) * engine.peak_flops_per_s
-    flops = model_flops_per_token(problem.model, problem.job.sequence_length)
+    flops = model_flops_per_token(problem.model, problem.job.sequence_length, problem.job.mtp_layers)
     if problem.inference:
         # Forwards are a third, and each sequence has the logits of a single token.
         length = problem.job.sequence_length
