@@ -7,8 +7,8 @@ import pytest
 from benchmarks.house import static_measures
 
 LIMITS = {
-    "modules": 369,
-    "lines": 104_400,
+    "modules": 371,
+    "lines": 104_700,
     "files in the largest folder": 13,
     "import circles": 0,
     "docstrings that open with What, Whether, The same, More or How": 2,

@@ -28,6 +28,8 @@ FROM_FILES: Final = (
     "lora_rank",
     "lora_modules",
     "freeze",
+    "vision_tokens",
+    "image_tokens",
     "objective",
     "deadline_hours",
     "tokens",

@@ -67,6 +67,8 @@ class SolveWords:
     lora_rank: int | None
     lora_modules: str | None
     freeze: list[str] | None
+    vision_tokens: int | None
+    image_tokens: int | None
     space: str
     schedule: str | None
     fix: list[str] | None
@@ -173,6 +175,8 @@ class SolveWords:
             "lora_rank": self.lora_rank,
             "lora_modules": self.lora_modules,
             "freeze": self.freeze,
+            "vision_tokens": self.vision_tokens,
+            "image_tokens": self.image_tokens,
             "ignore": self.ignore,
             "memory_margin": self.memory_margin,
         }

@@ -109,6 +109,7 @@ def quantum_problem(problem: Problem, token_quantum: int) -> Problem:
         "several node types": bool(problem.other_hardware),
         "inference": problem.inference,
         problem.job.frozen_text: bool(problem.job.frozen_text),
+        problem.job.vision_text: bool(problem.job.vision_text),
         f"{job.attention_kernel} attention": job.attention_kernel != "flash",
     }
     if any(unsupported.values()):

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.model import LinearModule, ModelSpec
 from milpplan.problem.plan import MicroBatchShares, NodeOrder, RankOrder, Schedule, TpOverlap
-from milpplan.problem.records import PositiveFloat, PositiveInt, Record
+from milpplan.problem.records import Count, PositiveFloat, PositiveInt, Record
 
 MAX_GPUS: Final = 1_048_576
 MAX_BATCH: Final = 1_048_576
@@ -70,8 +70,8 @@ class Lora(Record):
         return self
 
 
-FrozenPart = Literal["embedding", "head"]
-FROZEN_PARTS: tuple[FrozenPart, ...] = ("embedding", "head")
+FrozenPart = Literal["embedding", "head", "vision"]
+FROZEN_PARTS: tuple[FrozenPart, ...] = ("embedding", "head", "vision")
 
 
 class Job(Record):
@@ -95,7 +95,12 @@ class Job(Record):
     """Adapters; None: the model's own weights are trained."""
     frozen: tuple[FrozenPart, ...] = ()
     """Parts that are not trained. ``embedding``: look-up table and learned positions; ``head``: output projection
-    and the norm before it."""
+    and the norm before it; ``vision``: the encoder of images with its projectors."""
+    vision_tokens: Count = 0
+    """Tokens of a sequence that come from images, a mean over the micro-batches; ``sequence_length`` includes
+    them."""
+    image_tokens: PositiveInt | None = None
+    """Tokens of an image; None: those that the model fixes, else all ``vision_tokens`` are of one image."""
 
     @property
     def frozen_text(self) -> str:
@@ -103,6 +108,12 @@ class Job(Record):
         if self.lora is not None:
             return f"LoRA adapters of rank {self.lora.rank} on {', '.join(self.lora.modules)}"
         return f"frozen {' and '.join(self.frozen)}" if self.frozen else ""
+
+    @property
+    def vision_text(self) -> str:
+        """Words for the images of the job; empty without any."""
+        size = f" in images of {self.image_tokens:,} tokens" if self.image_tokens else ""
+        return f"{self.vision_tokens:,} image tokens a sequence{size}" if self.vision_tokens else ""
 
     def trains(self, part: FrozenPart) -> bool:
         """Check that a part of the model is trained."""
@@ -189,6 +200,7 @@ class Space(Record):
     tp_overlap: Annotated[tuple[TpOverlap, ...], Field(min_length=1)] = ("none",)
     pp_scatter_gather: Switch = (False,)
     gather_again: Switch = (True,)
+    recompute_vision: Switch = (False, True)
     ulysses: Values | None = (1,)
     """None: all divisors of the heads that divide cp."""
     offload_weights: Switch = (False,)
@@ -299,6 +311,7 @@ class Problem(Record):
                 raise ValueError(f"{hardware.accelerator.name} has no fp8; use precision bf16")
         self.check_node_types()
         self._check_frozen_parts()
+        self._check_images()
         if self.model.learned_positions and self.job.sequence_length > self.model.max_position_embeddings:
             raise ValueError(
                 f"sequence_length={self.job.sequence_length} exceeds the {self.model.max_position_embeddings}"
@@ -312,7 +325,7 @@ class Problem(Record):
 
     def _check_frozen_parts(self) -> None:
         lora, frozen = self.job.lora, self.job.frozen
-        if self.model.tie_word_embeddings and len(set(frozen)) == 1:
+        if self.model.tie_word_embeddings and len({"embedding", "head"} & {*frozen}) == 1:
             raise ValueError(f"embedding and head of {self.model.name} share a matrix: freeze both or neither")
         if lora is not None and any(getattr(kind.attention, "indexer", None) for kind in self.model.kinds):
             raise ValueError(f"lora beside sparse attention with an indexer ({self.model.name}) is not modelled")
@@ -323,6 +336,33 @@ class Problem(Record):
         absent = [] if lora is None else [name for name in lora.modules if name not in present]
         if absent:
             raise ValueError(f"{self.model.name} has no {', '.join(absent)} to adapt; it has {', '.join(present)}")
+
+    def _check_images(self) -> None:
+        job, vision = self.job, self.model.vision
+        if vision is None:
+            if job.vision_tokens or job.image_tokens or "vision" in job.frozen:
+                raise ValueError(f"{self.model.name} has no vision encoder: leave images and frozen vision out")
+            return
+        if job.vision_tokens > job.sequence_length:
+            raise ValueError(
+                f"vision_tokens={job.vision_tokens} exceeds sequence_length={job.sequence_length}, which includes "
+                "them"
+            )
+        if vision.tokens_per_image not in (None, job.image_tokens or vision.tokens_per_image):
+            raise ValueError(
+                f"image_tokens={job.image_tokens}, and images of {self.model.name} have {vision.tokens_per_image}"
+            )
+
+    @property
+    def image_tokens(self) -> int:
+        """Tokens of an image, at most those of a sequence's images."""
+        fixed = None if self.model.vision is None else self.model.vision.tokens_per_image
+        return min(self.job.image_tokens or fixed or self.job.vision_tokens, self.job.vision_tokens)
+
+    @property
+    def recomputes_vision(self) -> bool:
+        """True if the encoder of images has activations that a layout may recompute."""
+        return self.job.vision_tokens > 0 and self.job.trains("vision")
 
     def check_node_types(self) -> None:
         """Check the fields that name node types.

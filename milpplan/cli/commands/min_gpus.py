@@ -49,6 +49,8 @@ def min_gpus(
     lora_rank: o.LoraRank = None,
     lora_modules: o.LoraModules = None,
     freeze: o.Freeze = None,
+    vision_tokens: o.VisionTokens = None,
+    image_tokens: o.ImageTokens = None,
     space: o.SpaceKind = "free",
     schedule: o.ScheduleNames = None,
     fix: o.Fix = None,
@@ -85,6 +87,8 @@ def min_gpus(
         "lora_rank": lora_rank,
         "lora_modules": lora_modules,
         "freeze": freeze,
+        "vision_tokens": vision_tokens,
+        "image_tokens": image_tokens,
         "ignore": ignore,
         "memory_margin": memory_margin,
     }

@@ -76,6 +76,8 @@ def program(
     lora_rank: o.LoraRank = None,
     lora_modules: o.LoraModules = None,
     freeze: o.Freeze = None,
+    vision_tokens: o.VisionTokens = None,
+    image_tokens: o.ImageTokens = None,
     schedule: o.ScheduleNames = None,
     allow: o.Allow = None,
     forbid: o.Forbid = None,
