@@ -241,6 +241,8 @@ def problem_of(
         training_tokens=job["tokens"],
         deadline_s=None if hours is None else hours * SECONDS_PER_HOUR,
         lora=_lora(spec, job.get("lora_rank"), job.get("lora_modules")),
+        vision_tokens=job.get("vision_tokens") or 0,
+        image_tokens=job.get("image_tokens"),
         frozen=tuple(dict.fromkeys(choice(name, "--freeze", FROZEN_PARTS) for name in job.get("freeze") or ())),
         mtp_layers=job.get("mtp_layers") or 0,
     )

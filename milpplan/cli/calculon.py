@@ -29,6 +29,8 @@ FROM_FILES: Final = (
     "lora_modules",
     "freeze",
     "mtp_layers",
+    "vision_tokens",
+    "image_tokens",
     "objective",
     "deadline_hours",
     "tokens",

@@ -211,7 +211,7 @@ Freeze = Annotated[
     list[str] | None,
     typer.Option(
         "--freeze",
-        metavar="embedding|head",
+        metavar="embedding|head|vision",
         help="Leave a part as it is: no gradients, no optimizer states. Repeatable.",
         rich_help_panel=JOB,
     ),
@@ -222,6 +222,28 @@ MtpLayers = Annotated[
         "--mtp-layers",
         metavar="N",
         help="Train N layers of multi-token prediction on the last stage, whatever the published model has.",
+        rich_help_panel=JOB,
+    ),
+]
+VisionTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--vision-tokens",
+        metavar="N",
+        min=0,
+        help="Tokens of images in a sequence, a mean; the sequence length includes them.",
+        show_default="0",
+        rich_help_panel=JOB,
+    ),
+]
+ImageTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--image-tokens",
+        metavar="N",
+        min=1,
+        help="Tokens of an image.",
+        show_default="those of the model, else one image a sequence",
         rich_help_panel=JOB,
     ),
 ]

@@ -68,6 +68,8 @@ class SolveWords:
     lora_modules: str | None
     freeze: list[str] | None
     mtp_layers: int
+    vision_tokens: int | None
+    image_tokens: int | None
     space: str
     schedule: str | None
     fix: list[str] | None
@@ -175,6 +177,8 @@ class SolveWords:
             "lora_modules": self.lora_modules,
             "freeze": self.freeze,
             "mtp_layers": self.mtp_layers,
+            "vision_tokens": self.vision_tokens,
+            "image_tokens": self.image_tokens,
             "ignore": self.ignore,
             "memory_margin": self.memory_margin,
         }

@@ -154,10 +154,10 @@ def _add(total: dict[_Key, FloatArray], stage: int, sent: list[Message], times: 
 def _end_states(problem: Problem, columns: LayoutColumns, is_head: bool) -> list[Message]:
     """List the messages of the states of the embedding, or of the head, once a step."""
     end = (head_endpoint if is_head else embedding_endpoint)(problem, columns)
-    dense = end.parameters(columns.tp)
+    copied: FloatArray | float = 0.0
     if is_head:
-        dense = dense + copied_embedding(problem, columns)
-    local = LocalParameters.end(dense, problem.job.trains("head" if is_head else "embedding"))
+        copied = copied_embedding(problem, columns)
+    local = LocalParameters.end(problem, end, columns.tp, copied)
     _, per_step = state_messages(problem, columns, local, is_end=True)
     if is_head and problem.job.mtp_layers:
         mtp = states.local_mtp_parameters(problem, columns)

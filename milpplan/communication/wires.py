@@ -36,6 +36,7 @@ from milpplan.simulation.layers.embedding_and_head import copied_embedding
 from milpplan.simulation.layers.layer_time import exchanged_bytes
 from milpplan.simulation.layers.shard import BF16_BYTES, FP32_BYTES
 from milpplan.simulation.layers.sparse_attention import gathered_key_width, indexer_input_bytes, selected_keys
+from milpplan.simulation.layers.vision import encoder_columns, encoder_problem
 from milpplan.simulation.network import all_to_all_bytes, wire_factor
 from milpplan.simulation.network.collectives import PASSES, Operation, copies_sent
 
@@ -200,7 +201,8 @@ def end_messages(problem: Problem, is_head: bool, columns: LayoutColumns) -> lis
             Message("sp", "reduce_scatter", "tensor", message, sp, zeros),
             Message("sp", "all_gather", "tensor", message, zeros, sp),
         ]
-        return messages if problem.job.trains("embedding") else _forwards(messages)
+        messages = messages if problem.job.trains("embedding") else _forwards(messages)
+        return messages + _encoder_messages(problem, columns) if problem.job.vision_tokens else messages
     if problem.inference:
         # Only the last token of every sequence has logits (``embedding_and_head``).
         logits = BF16_BYTES * columns.micro_batch_size * padded_vocab_size(problem.model.vocab_size, columns.tp)
@@ -222,6 +224,28 @@ def end_messages(problem: Problem, is_head: bool, columns: LayoutColumns) -> lis
         Message("tp", "all_reduce", "tensor", 2 * message, zeros, 1 - sp),
     ]
     return messages + of_mtp * problem.job.mtp_layers
+
+
+def _encoder_messages(problem: Problem, columns: LayoutColumns) -> list[Message]:
+    """List the messages of the encoder of images. Source: see ``milpplan.simulation.layers.vision``."""
+    vision, part = problem.model.vision, encoder_problem(problem)
+    assert vision is not None
+    shard = Shard.of(part, encoder_columns(problem.model, columns))
+    divided, again = (shard.columns.tp > 1).astype(np.float64), columns.recompute_vision.astype(np.float64)
+    messages = []
+    for kind in vision.layers:
+        for message in layer_messages(part, kind, shard.columns):
+            forward, backward = (kind.count * divided * calls for calls in (message.forward, message.backward))
+            messages.append(message._replace(forward=forward, backward=backward + again * forward))
+    tokens, zeros = shard.tokens / vision.patches_per_token, np.zeros_like(divided)
+    for projector in vision.projectors:
+        if len(projector.widths) > 2:
+            inputs, output = (BF16_BYTES * tokens * projector.widths[end] for end in (0, -1))
+            calls = projector.count * divided
+            messages.append(Message("tp", "all_reduce", "tensor", output, calls, zeros))
+            messages.append(Message("tp", "all_reduce", "tensor", inputs, zeros, calls))
+    used = [message for message in messages if message.group == "tensor"]
+    return _forwards(used) if part.inference else used
 
 
 def state_messages(

@@ -94,6 +94,9 @@ WORDS: Final[dict[str, Callable[[Problem], str]]] = {
     "schedule_matches_vpp": lambda p: "interleaved needs vpp > 1, zb-v and dualpipe-v vpp = 2, others vpp = 1",
     "pairs_need_one_node_type": lambda p: "dualpipe-v is planned for clusters of one node type",
     "pairs_need_two_micro_batches_per_stage": lambda p: "dualpipe-v needs at least 2 pp micro-batches",
+    "recomputed_vision_needs_images": lambda p: (
+        "recompute_vision needs images and a vision encoder that is trained"
+    ),
     "ulysses_divides_cp_and_heads": lambda p: (
         "ulysses must divide cp, and tp x ulysses the heads of queries, keys and values "
         f"(multiples of {p.model.common_heads})"

@@ -59,12 +59,14 @@ def word(value: object) -> str:
 
 
 def job_refusals(problem: Problem) -> list[Refusal]:
-    """Refuse jobs that need more than one node type, and models with indexers, which no export writes."""
+    """Refuse jobs that need several node types, and models with indexers or encoders, which no export writes."""
     refusals = []
     if problem.model.has_indexers:
         refusals.append(
             Refusal(f"{problem.model.name} attends to keys that an indexer selects, and exports write none")
         )
+    if problem.model.vision is not None:
+        refusals.append(Refusal(f"{problem.model.name} has a vision encoder, and exports write none"))
     if problem.inference:
         refusals.append(Refusal("it is a plan of forwards alone (inference), and this trains"))
     if problem.job.frozen_text:

@@ -159,6 +159,12 @@ def restrict(problem: Problem, target: str, version: str | None = None, *, stack
             "Expected a target whose writer has them: megatron or megatron-bridge.",
             "Leave --target or --mtp-layers out.",
         )
+    if problem.model.vision is not None:
+        raise IllegalPlanError(
+            f"{problem.model.name} has a vision encoder, and the target is {capability.name}.",
+            "Expected a language model: milpplan writes no encoders.",
+            "Leave --target out and copy the degrees of the plan, or read the config with --ignore vision_config.",
+        )
     if problem.other_hardware:
         names = ", ".join(hardware.name for hardware in problem.node_types)
         raise IllegalPlanError(

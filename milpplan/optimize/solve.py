@@ -304,8 +304,10 @@ def uniform_plans(
     """
     from milpplan.optimize.layout.layer_branching import local_search
 
-    # Switches that are open beside the degrees multiply the space, and hardly change which plan is best.
-    plain = {name: (DEFAULTS[name],) for name in EXECUTION if DEFAULTS[name] in switch_values(problem, name)}
+    # Switches that are open beside the degrees multiply the space, and hardly change which plan is best, unless
+    # they recompute.
+    switches = [name for name in EXECUTION if name != "recompute_vision"]
+    plain = {name: (DEFAULTS[name],) for name in switches if DEFAULTS[name] in switch_values(problem, name)}
     changed: dict[str, Any] = {"kind": "uniform", **plain}
     uniform = problem.model_copy(update={"space": problem.space.model_copy(update=changed)})
     quiet = replace(context, options=replace(context.options, callback=None, on_program=None))

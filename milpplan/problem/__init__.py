@@ -45,6 +45,8 @@ if TYPE_CHECKING:
         MixtureOfExperts,
         ModelSpec,
         NoBlock,
+        Projector,
+        VisionEncoder,
     )
     from milpplan.problem.overlay import (
         COLLECTIVES,

@@ -261,6 +261,53 @@ class LayerRun(Record):
         )
 
 
+class Projector(Record):
+    """Matrices from merged patches to the width of the language model, behind a norm.
+
+    Two matrices have an activation between them, and tensor parallelism divides them as an MLP. A single matrix is
+    copied.
+    """
+
+    widths: Annotated[tuple[PositiveInt, ...], Field(min_length=2, max_length=3)]
+    """Widths of the input, between two matrices, and of the output."""
+    bias: bool = False
+    count: Annotated[int, Field(gt=0, le=1000)] = 1
+    """Number of such projectors (Qwen3-VL has one behind the encoder, and others behind layers of it)."""
+
+
+class VisionEncoder(Record):
+    """Encoder of images before the language model: patches, layers that see a whole image, and projectors."""
+
+    hidden_size: PositiveInt
+    layers: Annotated[tuple[LayerRun, ...], Field(min_length=1)]
+    """Layers of grouped-query attention and a dense MLP."""
+    norm: Literal["rmsnorm", "layernorm"] = "layernorm"
+    rotary_positions: bool = True
+    patch_inputs: PositiveInt
+    """Numbers of a patch: channels, pixels and frames."""
+    patch_bias: bool = False
+    patches_per_token: PositiveInt
+    """Patches that merge to a token of the language model."""
+    tokens_per_image: PositiveInt | None = None
+    """Tokens of every image; null: the job has images of any size."""
+    projectors: Annotated[tuple[Projector, ...], Field(min_length=1)]
+    other_parameters: Count = 0
+    """Parameters of learned positions, and of norms outside layers."""
+
+    @model_validator(mode="after")
+    def _layers_are_plain(self) -> VisionEncoder:
+        if not all(run.attention.type == "gqa" and run.mlp.type == "dense" for run in self.layers):
+            raise ValueError("layers of a vision encoder need attention of type gqa and an mlp of type dense")
+        return self
+
+    @property
+    def divisors(self) -> tuple[int, ...]:
+        """Numbers that tensor parallelism must divide to divide the encoder: heads and widths of MLPs."""
+        heads = [heads for run in self.layers for heads in run.head_counts]
+        widths = [run.mlp.intermediate_size for run in self.layers if isinstance(run.mlp, DenseMlp)]
+        return (*heads, *widths, *(projector.widths[1] for projector in self.projectors if projector.widths[2:]))
+
+
 class ModelSpec(Record):
     """Model; ``layers`` lists the runs of identical layers in order."""
 
@@ -285,6 +332,8 @@ class ModelSpec(Record):
     default_sequence_length: PositiveInt = 4096
     num_nextn_predict_layers: Count = 0
     """Layers of multi-token prediction of the published model; ``Job.mtp_layers`` says how many are trained."""
+    vision: VisionEncoder | None = None
+    """Encoder of images, which runs on the first stage before the embedding is filled in."""
     ignored_keys: tuple[Annotated[str, Field(max_length=200)], ...] = Field(default=(), max_length=100)
     """Keys of the Hugging Face config that the user ignored; this model lacks their effects."""
 

@@ -156,6 +156,8 @@ class Layout(Record):
     which gathers it."""
     gather_again: bool = True
     """With sequence parallelism: the backward gathers the inputs of products again; they are not kept gathered."""
+    recompute_vision: bool = False
+    """The layers of the vision encoder are recomputed wholly."""
     ulysses: PositiveInt = 1
     """Neighbours in a context-parallel group that exchange parts of the sequence for heads, by all-to-alls around
     attention (DeepSpeed-Ulysses); ``cp / ulysses`` ranks pass keys and values around a ring. 1: the ring alone.

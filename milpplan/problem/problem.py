@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.model import GroupedQueryAttention, LatentAttention, LinearModule, ModelSpec
 from milpplan.problem.plan import MicroBatchShares, NodeOrder, RankOrder, Schedule, TpOverlap
-from milpplan.problem.records import PositiveFloat, PositiveInt, Record
+from milpplan.problem.records import Count, PositiveFloat, PositiveInt, Record
 
 MAX_GPUS: Final = 1_048_576
 MAX_BATCH: Final = 1_048_576
@@ -71,8 +71,8 @@ class Lora(Record):
         return self
 
 
-FrozenPart = Literal["embedding", "head"]
-FROZEN_PARTS: tuple[FrozenPart, ...] = ("embedding", "head")
+FrozenPart = Literal["embedding", "head", "vision"]
+FROZEN_PARTS: tuple[FrozenPart, ...] = ("embedding", "head", "vision")
 
 
 class Job(Record):
@@ -96,12 +96,17 @@ class Job(Record):
     """Adapters; None: the model's own weights are trained."""
     frozen: tuple[FrozenPart, ...] = ()
     """Parts that are not trained. ``embedding``: look-up table and learned positions; ``head``: output projection
-    and the norm before it."""
+    and the norm before it; ``vision``: the encoder of images with its projectors."""
     mtp_layers: Annotated[int, Field(ge=0, le=MAX_MTP_LAYERS)] = 0
     """Layers of multi-token prediction that are trained: each predicts a further token with a projection, a
     transformer layer, and the shared embedding and head. All are on the last stage. None by default, as in
     Megatron-LM, even if the published model has some.
     Source: DeepSeek-AI 2024 (DeepSeek-V3), section 2.2; Megatron-LM's ``--mtp-num-layers``."""
+    vision_tokens: Count = 0
+    """Tokens of a sequence that come from images, a mean over the micro-batches; ``sequence_length`` includes
+    them."""
+    image_tokens: PositiveInt | None = None
+    """Tokens of an image; None: those that the model fixes, else all ``vision_tokens`` are of one image."""
 
     @property
     def frozen_text(self) -> str:
@@ -109,6 +114,12 @@ class Job(Record):
         if self.lora is not None:
             return f"LoRA adapters of rank {self.lora.rank} on {', '.join(self.lora.modules)}"
         return f"frozen {' and '.join(self.frozen)}" if self.frozen else ""
+
+    @property
+    def vision_text(self) -> str:
+        """Words for the images of the job; empty without any."""
+        size = f" in images of {self.image_tokens:,} tokens" if self.image_tokens else ""
+        return f"{self.vision_tokens:,} image tokens a sequence{size}" if self.vision_tokens else ""
 
     def trains(self, part: FrozenPart) -> bool:
         """Check that a part of the model is trained."""
@@ -195,6 +206,7 @@ class Space(Record):
     tp_overlap: Annotated[tuple[TpOverlap, ...], Field(min_length=1)] = ("none",)
     pp_scatter_gather: Switch = (False,)
     gather_again: Switch = (True,)
+    recompute_vision: Switch = (False, True)
     ulysses: Values | None = (1,)
     """None: all divisors of the heads that divide cp."""
     offload_weights: Switch = (False,)
@@ -306,6 +318,7 @@ class Problem(Record):
         self.check_node_types()
         self._check_frozen_parts()
         self._check_mtp_layers()
+        self._check_images()
         if self.model.learned_positions and self.job.sequence_length > self.model.max_position_embeddings:
             raise ValueError(
                 f"sequence_length={self.job.sequence_length} exceeds the {self.model.max_position_embeddings}"
@@ -319,7 +332,7 @@ class Problem(Record):
 
     def _check_frozen_parts(self) -> None:
         lora, frozen = self.job.lora, self.job.frozen
-        if self.model.tie_word_embeddings and len(set(frozen)) == 1:
+        if self.model.tie_word_embeddings and len({"embedding", "head"} & {*frozen}) == 1:
             raise ValueError(f"embedding and head of {self.model.name} share a matrix: freeze both or neither")
         if lora is not None and any(getattr(kind.attention, "indexer", None) for kind in self.model.kinds):
             raise ValueError(f"lora beside sparse attention with an indexer ({self.model.name}) is not modelled")
@@ -344,6 +357,33 @@ class Problem(Record):
                 f"a layer of multi-token prediction is priced as the last layer of the model, and that of "
                 f"{self.model.name} is not attention with a feed-forward block: leave mtp_layers out"
             )
+
+    def _check_images(self) -> None:
+        job, vision = self.job, self.model.vision
+        if vision is None:
+            if job.vision_tokens or job.image_tokens or "vision" in job.frozen:
+                raise ValueError(f"{self.model.name} has no vision encoder: leave images and frozen vision out")
+            return
+        if job.vision_tokens > job.sequence_length:
+            raise ValueError(
+                f"vision_tokens={job.vision_tokens} exceeds sequence_length={job.sequence_length}, which includes "
+                "them"
+            )
+        if vision.tokens_per_image not in (None, job.image_tokens or vision.tokens_per_image):
+            raise ValueError(
+                f"image_tokens={job.image_tokens}, and images of {self.model.name} have {vision.tokens_per_image}"
+            )
+
+    @property
+    def image_tokens(self) -> int:
+        """Tokens of an image, at most those of a sequence's images."""
+        fixed = None if self.model.vision is None else self.model.vision.tokens_per_image
+        return min(self.job.image_tokens or fixed or self.job.vision_tokens, self.job.vision_tokens)
+
+    @property
+    def recomputes_vision(self) -> bool:
+        """True if the encoder of images has activations that a layout may recompute."""
+        return self.job.vision_tokens > 0 and self.job.trains("vision")
 
     def check_node_types(self) -> None:
         """Check the fields that name node types.

@@ -74,6 +74,7 @@ class LayoutColumns:
     tp_overlap: IntArray
     pp_scatter_gather: BoolArray
     gather_again: BoolArray
+    recompute_vision: BoolArray
     ulysses: IntArray
     offload_weights: BoolArray
     offload_activations: BoolArray

@@ -4,7 +4,7 @@ Within one layout, every duration and every byte count of a virtual stage is a s
 layers of the stage. ``milpplan.simulation.stages`` adds them up.
 
 Axes of the arrays: K layer kinds (``ModelSpec.kinds``), K + 2 pieces (the kinds, then embedding and head), n
-layouts, l distinct layers among these layouts.
+layouts, l distinct layers among these layouts. An encoder of images belongs to the embedding.
 
 **Offloading** to host memory: bytes on the host, and times to stream them. Weights of a layer are streamed in
 before its forward and before its backward. Its kept activations are streamed out beside its forward and in before
@@ -255,6 +255,8 @@ class LayoutCosts:
     """[K, n] part of ``kept_bytes`` that full recomputation drops."""
     embedding_kept_bytes: IntArray
     """[n] activations of the embedding per live micro-batch."""
+    embedding_workspace_bytes: IntArray
+    """[n] temporary bytes of the embedding's backward."""
     head_kept_bytes: IntArray
     """[n] activations of the head per live micro-batch."""
     deferred_bytes: IntArray
@@ -440,6 +442,7 @@ def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
         dropped_selective_bytes=activation_bytes("dropped_selective"),
         dropped_full_bytes=activation_bytes("dropped_full"),
         embedding_kept_bytes=_bytes(embedding.kept_bytes)[layer_inverse],
+        embedding_workspace_bytes=_bytes(embedding.workspace_bytes)[layer_inverse],
         head_kept_bytes=_bytes(head.kept_bytes)[layer_inverse],
         deferred_bytes=_bytes(deferred)[:, layer_inverse],
         head_deferred_bytes=_bytes(head_deferred_bytes(problem, layer_part))[layer_inverse],
@@ -496,8 +499,8 @@ def _endpoint_states(
     part = replace(sharded, zero_stage=np.minimum(sharded.zero_stage, 1))
     forwards, shared = problem.inference, copied_embedding(problem, part)
     locals_ = (
-        LocalParameters.end(embedding.parameters(part.tp), problem.job.trains("embedding")),
-        LocalParameters.end(head.parameters(part.tp) + shared, problem.job.trains("head")),
+        LocalParameters.end(problem, embedding, part.tp),
+        LocalParameters.end(problem, head, part.tp, shared),
     )
     stride = placement.pipeline(part).stride * (part.pp - 1)
     pair = np.where(shared > 0, 2, 1)

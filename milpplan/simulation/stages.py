@@ -254,12 +254,14 @@ def _transient(
     """Size the temporary memory of a backward, in bytes [o, ...].
 
     It holds the gradients of the widest operator, the replay of one recomputed layer, and the data from the host
-    that the layer at work and the next layer need. The update streams its states in the same way. It counts as if
-    it ran at that time: an upper bound, because the activations are gone by then.
+    that the layer at work and the next layer need; or those of an encoder of images, which runs alone. The update
+    streams its states in the same way. It counts as if it ran at that time: an upper bound, because the
+    activations are gone by then.
     """
     workspace = costs.workspace_bytes[layers].max(axis=0, initial=0)
     if HEAD in ends:
         workspace = np.maximum(workspace, costs.head_workspace_bytes)
+    encoder = costs.embedding_workspace_bytes * (EMBEDDING in ends)
     replay = np.zeros((len(full), *costs.transfer_ns.shape), dtype=np.int64)
     # A replay restores the dropped tensors on the device, also where the kept tensors lie on the host.
     host = costs.host_kept_bytes
@@ -271,11 +273,12 @@ def _transient(
         replay = np.maximum(replay, np.multiply.outer(in_full, dropped_full[kind]))
         replay = np.maximum(replay, np.multiply.outer(in_selective, dropped_selective[kind]))
     if not costs.offloads:
-        return np.asarray(workspace + replay)
+        return np.asarray(np.maximum(workspace + replay, encoder))
     streamed = _neighbours(costs.streamed_bytes[layers])
     streamed = streamed + _neighbours(np.moveaxis(_host_kept(costs, layers, full, num_recomputed), 1, 0))
     pieces = costs.update_bytes[[*ends[:1], *layers, *ends[1:]] if EMBEDDING in ends else [*layers, *ends]]
-    return np.asarray(np.maximum(workspace + replay + streamed, _neighbours(pieces)))
+    temporary = np.maximum(workspace + replay + streamed, encoder)
+    return np.asarray(np.maximum(temporary, _neighbours(pieces)))
 
 
 @dataclass(slots=True)

@@ -13,7 +13,10 @@ import numpy as np
 from milpplan.problem import GroupedQueryAttention, LayerRun, MixtureOfExperts, Problem
 from milpplan.simulation.bulk.cache_keys import STATE_KEYS
 from milpplan.simulation.layers import adapter_parameters, layer_parameters, mtp_projection_parameters
+from milpplan.simulation.layers.embedding_and_head import Endpoint
+from milpplan.simulation.layers.parameters import encoder_parameters
 from milpplan.simulation.layers.shard import BF16_BYTES
+from milpplan.simulation.layers.vision import encoder_tp
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray, LayoutColumns, unique_rows
 from milpplan.simulation.network import RankGroup, call_s, collectives, placement
 
@@ -46,10 +49,24 @@ class LocalParameters:
         return self if self.trained is None else self.trained
 
     @staticmethod
-    def end(parameters: FloatArray, trains: bool) -> LocalParameters:
-        """Wrap the parameters of the embedding or of the head, which are trained or frozen."""
-        zero = np.zeros(len(parameters))
-        return LocalParameters(parameters, zero, None if trains else LocalParameters(zero, zero))
+    def end(problem: Problem, end: Endpoint, tp: IntArray, copied: FloatArray | float = 0.0) -> LocalParameters:
+        """Count the parameters of the head, or of embedding and encoder, on one GPU, each trained or frozen.
+
+        Args:
+            problem: model and job.
+            end: embedding or head.
+            tp: tensor-parallel degrees, [n].
+            copied: parameters of a tied matrix that the head has beside its own.
+        """
+        job, vision, own = problem.job, problem.model.vision, end.parameters(tp) + copied
+        encoder, zero = np.zeros(len(own)), np.zeros(len(own))
+        if vision is not None and not end.is_head:
+            counts = encoder_parameters(problem.model)
+            encoder = counts.tensor_parallel / encoder_tp(vision, tp) + counts.replicated
+        trains = job.trains("head" if end.is_head else "embedding")
+        trained = own * trains + encoder * job.trains("vision")
+        whole = own + encoder
+        return LocalParameters(whole, zero, None if (trained == whole).all() else LocalParameters(trained, zero))
 
 
 def local_layer_parameters(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> LocalParameters:

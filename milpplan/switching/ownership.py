@@ -249,9 +249,15 @@ def model_tensors(model: ModelSpec) -> tuple[Tensor, ...]:
     """List all parameter tensors in the order of the model; a tied embedding occurs once.
 
     Raises:
-        InvalidInputError: too many tensors, or too large.
+        InvalidInputError: too many tensors, too large, or a vision encoder, whose tensors are not listed.
     """
     _check_size(model)
+    if model.vision is not None:
+        raise InvalidInputError(
+            f"{model.name} has a vision encoder.",
+            "Expected a language model: a switch lists the tensors of decoders.",
+            "Leave the encoder out of the model; it moves with the first stage.",
+        )
     hidden, vocabulary = model.hidden_size, model.vocab_size
     words = Shape(vocabulary, hidden, "rows", vocabulary, vocabulary=True)
     tensors = [Tensor("embedding.weight", words, EMBEDDING, tied=model.tie_word_embeddings)]

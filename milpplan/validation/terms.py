@@ -182,6 +182,14 @@ def _without_indexer(problem: Problem, kind: LayerRun) -> tuple[Problem, LayerRu
     return problem, kind.model_copy(update={"attention": attention.model_copy(update={"indexer": smallest})})
 
 
+def _vision(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
+    """Multiply the time of the encoder of images beyond that of the embedding."""
+    text = problem.job.model_copy(update={"vision_tokens": 0, "image_tokens": None})
+    alone = layout_costs(problem.model_copy(update={"job": text}), LayoutColumns.of([layout])).at(0)
+    encoder = costs.embedding_ns - alone.embedding_ns
+    return replace(costs, embedding_ns=costs.embedding_ns + (times - 1) * encoder)
+
+
 def _recurs(problem: Problem, plan: Plan) -> bool:
     """Test whether some layers have a linear recurrence."""
     return any(isinstance(kind.attention, LinearRecurrence) for kind in problem.model.kinds)
@@ -344,6 +352,12 @@ TERMS: Final = (
         "linear recurrences (gated delta net, Mamba-2)",
         _recurs,
         _compute(_without_recurrence),
+    ),
+    Term(
+        "vision_encoder",
+        "a vision encoder on the first stage",
+        lambda problem, plan: problem.job.vision_tokens > 0,
+        _vision,
     ),
     Term(
         "fp8_products",

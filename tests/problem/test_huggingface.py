@@ -121,7 +121,7 @@ def test_transformers_5_spelling_of_experts_is_understood() -> None:
 
 def test_text_part_of_a_multimodal_config_is_the_model() -> None:
     """Gemma 3 4B on the Hub leaves family and tying to the outer config, and sizes to the class: they are refused
-    until they are written down, and so is the tower of images until it is ignored."""
+    until they are written down; the tower of images is priced, unless it is ignored."""
     text: dict[str, Any] = {
         "hidden_size": 2560,
         "intermediate_size": 10240,
@@ -136,7 +136,7 @@ def test_text_part_of_a_multimodal_config_is_the_model() -> None:
         "image_token_index": 262144,
         "mm_tokens_per_image": 256,
         "text_config": text,
-        "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
+        "vision_config": {"hidden_size": 1152, "patch_size": 14, "model_type": "siglip_vision_model"},
     }
     sizes = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208}
     for key, value in sizes.items():
@@ -144,10 +144,10 @@ def test_text_part_of_a_multimodal_config_is_the_model() -> None:
         with pytest.raises(InvalidInputError, match=f"{key} is missing.*assumes {value}"):
             model_from_config({**config, "text_config": {**given, **text}}, "g", ["vision_config"])
     text |= sizes
-    with pytest.raises(InvalidInputError, match="Gemma3ForConditionalGeneration"):
+    with pytest.raises(InvalidInputError, match="vision_config: image_size is missing"):
         model_from_config(config, "gemma-3-4b")
     with pytest.raises(InvalidInputError, match=r"vision_config \(the image tower"):
-        model_from_config({**config, "architectures": None}, "gemma-3-4b")
+        model_from_config({**config, "architectures": None, "model_type": "gemma4"}, "gemma-3-4b")
     model = model_from_config(config, "gemma-3-4b", ["vision_config"])
     assert model.ignored_keys == ("vision_config",)
     # 262,208 * 2560, and a layer 2560*(8 + 2*4)*256 + 8*256*2560 + 2*256 + 3*2560*10240 + 4*2560, and a norm.

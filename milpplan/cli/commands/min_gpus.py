@@ -50,6 +50,8 @@ def min_gpus(
     lora_modules: o.LoraModules = None,
     freeze: o.Freeze = None,
     mtp_layers: o.MtpLayers = 0,
+    vision_tokens: o.VisionTokens = None,
+    image_tokens: o.ImageTokens = None,
     space: o.SpaceKind = "free",
     schedule: o.ScheduleNames = None,
     fix: o.Fix = None,
@@ -87,6 +89,8 @@ def min_gpus(
         "lora_modules": lora_modules,
         "freeze": freeze,
         "mtp_layers": mtp_layers,
+        "vision_tokens": vision_tokens,
+        "image_tokens": image_tokens,
         "ignore": ignore,
         "memory_margin": memory_margin,
     }

@@ -77,6 +77,8 @@ def program(
     lora_modules: o.LoraModules = None,
     freeze: o.Freeze = None,
     mtp_layers: o.MtpLayers = 0,
+    vision_tokens: o.VisionTokens = None,
+    image_tokens: o.ImageTokens = None,
     schedule: o.ScheduleNames = None,
     allow: o.Allow = None,
     forbid: o.Forbid = None,

@@ -164,6 +164,12 @@ def check_problem(problem: Problem, version: str) -> None:
             "Expected optimizer states in fp32 and a ring of keys and values, which are written.",
             "Copy the degrees of the plan.",
         )
+    if problem.model.vision is not None:
+        raise IllegalPlanError(
+            f"{problem.model.name} has a vision encoder.",
+            "Expected a language model: pretrain_gpt.py builds no encoders.",
+            "Copy the degrees of the plan, or solve again with --ignore vision_config.",
+        )
     if problem.other_hardware:
         names = ", ".join(hardware.name for hardware in problem.node_types)
         raise IllegalPlanError(

@@ -49,6 +49,7 @@ SWITCHES: Final = (
     "tp_overlap",
     "pp_scatter_gather",
     "gather_again",
+    "recompute_vision",
     "ulysses",
     "offload_weights",
     "offload_activations",

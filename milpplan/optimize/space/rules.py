@@ -68,16 +68,22 @@ from milpplan.simulation.network import placement, transfer_s
 if TYPE_CHECKING:
     from milpplan.launchers.capabilities import Capability
 
-EXECUTION = ("tp_overlap", "pp_scatter_gather", "gather_again", "ulysses", *OFFLOADS, "dp_replicate")
+EXECUTION = (
+    *("tp_overlap", "pp_scatter_gather", "gather_again", "recompute_vision", "ulysses"),
+    *(*OFFLOADS, "dp_replicate"),
+)
 NO_TILES, RING, PIPELINED = map(TP_OVERLAPS.index, ("none", "ring", "pipelined"))
 
 
 def switch_values(problem: Problem, name: str) -> Sequence[int | str]:
     """Return the values of a switch in the space.
 
-    Where the space leaves them open: all numbers that divide the heads for ``ulysses``, all numbers up to the GPUs
-    for ``dp_replicate``, of which the rules keep the divisors of dp.
+    ``recompute_vision`` is off without images to recompute. Where the space leaves them open: all numbers that
+    divide the heads for ``ulysses``, all numbers up to the GPUs for ``dp_replicate``, of which the rules keep the
+    divisors of dp.
     """
+    if name == "recompute_vision" and not problem.recomputes_vision:
+        return (False,)
     values: tuple[int | str, ...] | None = getattr(problem.space, name)
     if values is not None:
         return values
@@ -169,6 +175,7 @@ EXECUTION_RULES: dict[str, Rule] = {
         (c["tp_overlap"] == NO_TILES) | (c["sequence_parallel"] == 1)
     ),
     "kept_gathered_needs_sequence_parallel": lambda p, c: (c["gather_again"] == 1) | (c["sequence_parallel"] == 1),
+    "recomputed_vision_needs_images": lambda p, c: (c["recompute_vision"] == 0) | p.recomputes_vision,
     "scatter_gather_needs_whole_activations": lambda p, c: (
         (c["pp_scatter_gather"] == 0) | ((c["tp"] > 1) & (c["pp"] > 1) & (c["sequence_parallel"] == 0))
     ),

@@ -26,6 +26,7 @@ from milpplan.problem.huggingface.defaults import (
 )
 from milpplan.problem.huggingface.families import ALIASES, BUILDERS, RENAMED
 from milpplan.problem.huggingface.typed_keys import DO, HEADS, HIDDEN, KEY_VALUE_HEADS, LAYERS, POSITIONS, Fields
+from milpplan.problem.huggingface.vision import encoder_of, has_known_encoder
 from milpplan.problem.reading import invalid_fields, shown
 
 _GENERIC = {
@@ -84,12 +85,15 @@ def model_from_config(config: object, name: str, ignore: Collection[str] = ()) -
     fields = Fields(text, source, ALIASES.get(family, {}), defaults, CLASS_SIZES[family])
     try:
         model = BUILDERS[family](fields, name)
+        encoder = encoder_of(config, model.hidden_size, source)
     except ValidationError as error:
         raise invalid_fields(ModelSpec, error, source) from error
     mtp_layers = max(fields.integer(key, default=0, minimum=0) for key in MTP_LAYERS)
     _check_keys(config, fields, family)
     if mtp_layers:
         model = model.model_copy(update={"num_nextn_predict_layers": mtp_layers})
+    if encoder is not None:
+        model = model.model_copy(update={"vision": encoder})
     return model.model_copy(update={"ignored_keys": tuple(ignored)}) if ignored else model
 
 
@@ -146,7 +150,7 @@ def _check_class(
         )
     causal = {stem + suffix for family in families for stem in _class_stems(family) for suffix in _CAUSAL}
     other = [name for name in classes if name.lower() not in causal]
-    if _TOWER in ignored:
+    if _TOWER in ignored or has_known_encoder(config):
         other = [name for name in other if not name.endswith("ForConditionalGeneration")]
     if other:
         raise InvalidInputError(
@@ -177,7 +181,7 @@ def _check_keys(config: Mapping[str, object], fields: Fields, family: str) -> No
         )
     known_keys = {"model_type", "architectures", *fields.read, *without_effect(family)}
     outer_keys = {"model_type", "architectures", "text_config", "tie_word_embeddings"}
-    outer_keys |= {*outer.read, *without_effect("")}
+    outer_keys |= {*outer.read, *without_effect(""), *((_TOWER,) if has_known_encoder(config) else ())}
     unknown = {key: value for key, value in fields.values.items() if key not in known_keys}
     unknown |= {key: value for key, value in outer.values.items() if key not in outer_keys}
     unknown = {key: value for key, value in unknown.items() if value is not None}

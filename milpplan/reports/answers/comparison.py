@@ -100,6 +100,7 @@ def _facts(side: Side) -> Iterator[tuple[str, str]]:
     yield "GPUs", f"{layout.num_gpus:,}"
     for name in ("kind", "sequence_length", "precision", "attention_kernel", "grad_dtype"):
         yield name, _word(getattr(job, name))
+    yield "images", job.vision_text or "none"
     yield "trained", job.frozen_text or "all weights"
     yield "MTP layers", f"{job.mtp_layers}"
     for name, value in layout.model_dump().items():

@@ -27,7 +27,7 @@ from milpplan.reports.answers.step import (
 )
 from milpplan.reports.blocks import Block, Fact, Paragraph
 from milpplan.reports.documents.document import layouts_document, regret_sentence
-from milpplan.reports.words.plan_words import hybrid_text, mtp_text, scope_text
+from milpplan.reports.words.plan_words import hybrid_text, images_text, mtp_text, scope_text
 from milpplan.reports.words.result_words import (
     bar_range_text,
     break_even_table,
@@ -182,7 +182,7 @@ def _words(problem: Problem, plan: Plan) -> Iterator[str]:
     number = " or ".join(f"{each:,}" for each in layout.replica_micro_batches or (layout.num_micro_batches,))
     batches = counted(number, "micro-batch", "micro-batches")
     length = counted(problem.job.sequence_length, "token")
-    each = f"{batches} of {counted(layout.micro_batch_size, 'sequence')} of {length}"
+    each = f"{batches} of {counted(layout.micro_batch_size, 'sequence')} of {length}{images_text(problem)}"
     replicas = f"{counted(layout.dp, 'replica')}, each with {each}" if layout.dp > 1 else f"1 replica with {each}"
     sharded = f", which shard {SHARDED[layout.zero_stage]} (ZeRO {layout.zero_stage}){hybrid_text(layout)}"
     yield replicas + (sharded if layout.zero_stage and layout.dp > 1 else "")

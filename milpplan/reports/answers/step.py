@@ -149,6 +149,8 @@ def execution_words(layout: Layout) -> Iterator[str]:
         yield "stages scatter and gather"
     if not layout.gather_again:
         yield "inputs stay gathered"
+    if layout.recompute_vision:
+        yield "the vision encoder recomputes its layers"
     if layout.ulysses > 1:
         yield f"heads exchanged by all-to-alls: ulysses={layout.ulysses}"
     parts = [name for name in ("weights", "activations", "optimizer") if getattr(layout, f"offload_{name}")]

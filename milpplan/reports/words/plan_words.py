@@ -140,8 +140,8 @@ def _job(problem: Problem, layout: Layout, report: StepReport) -> str:
         f"{problem.model.name}{frozen} on {counted(layout.num_gpus, 'GPU')} "
         f"({cluster_text(problem, layout.num_gpus)}), in "
         f"{job.precision}. One step "
-        f"{what} {counted(layout.global_batch_size, 'sequence')} of {counted(job.sequence_length, 'token')} "
-        "and takes "
+        f"{what} {counted(layout.global_batch_size, 'sequence')} of {counted(job.sequence_length, 'token')}"
+        f"{images_text(problem)} and takes "
         f"{seconds_text(report.step_time_s)}: {rate_text(report.tokens_per_s)} tokens a second, "
         f"{percent_text(report.mfu)} of the GPUs' peak (MFU)."
     )
@@ -159,6 +159,13 @@ def mtp_text(problem: Problem) -> str:
 def _mtp_layers(problem: Problem) -> Iterator[str]:
     if mtp := mtp_text(problem):
         yield f"The model is trained {mtp}."
+
+
+def images_text(problem: Problem) -> str:
+    """Describe the images of a sequence in parentheses; empty for a model without an encoder."""
+    if problem.model.vision is None:
+        return ""
+    return f" ({problem.job.vision_text or 'no images: the vision encoder is idle'})"
 
 
 def _splits(problem: Problem, plan: Plan) -> Iterator[str]:
@@ -274,8 +281,8 @@ def hybrid_text(layout: Layout) -> str:
 DEGREES: Final = (
     *("num_gpus", "global_batch_size", "tp", "cp", "ep", "etp", "pp", "vpp", "dp", "micro_batch_size"),
     *("zero_stage", "schedule", "sequence_parallel", "overlap_grad_reduce", "overlap_param_gather"),
-    *("tp_overlap", "pp_scatter_gather", "gather_again", "ulysses", "offload_weights"),
-    *("offload_activations", "offload_optimizer", "dp_replicate", "rank_order", "node_order"),
+    *("tp_overlap", "pp_scatter_gather", "gather_again", "recompute_vision", "ulysses"),
+    *("offload_weights", "offload_activations", "offload_optimizer", "dp_replicate", "rank_order", "node_order"),
 )
 
 

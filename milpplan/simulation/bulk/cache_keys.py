@@ -9,13 +9,14 @@ from milpplan.simulation.network import group_place, placement
 
 LAYER_KEYS = (
     *("tp", "cp", "ep", "etp", "micro_batch_size", "sequence_parallel", "tp_overlap", "gather_again"),
-    *("ulysses", "split_backward"),
+    *("ulysses", "split_backward", "recompute_vision"),
 )
 STATE_KEYS = ("tp", "cp", "ep", "etp", "dp", "zero_stage", "dp_replicate")
 OFFLOADS = ("offload_weights", "offload_activations", "offload_optimizer")
 COST_KEYS = (
     *(*STATE_KEYS, "pp", "micro_batch_size", "sequence_parallel"),
-    *("tp_overlap", "pp_scatter_gather", "gather_again", "ulysses", *OFFLOADS, "backward_form", "ends_meet"),
+    *("tp_overlap", "pp_scatter_gather", "gather_again", "recompute_vision", "ulysses", *OFFLOADS),
+    *("backward_form", "ends_meet"),
 )
 """Fields of a layout that its constants depend on; the other fields only combine the constants. If some layouts
 have another order of ranks than the first order, ``distinct`` adds the fields that the strides depend on."""

@@ -1,9 +1,9 @@
-"""Embedding before the first layer; final norm, language-model head and loss after the last layer, and layers of
-multi-token prediction."""
+"""Embedding and encoder of images before the first layer; final norm, language-model head and loss after the last
+layer, and layers of multi-token prediction."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from milpplan.simulation.layers.parameters import (
 )
 from milpplan.simulation.layers.shard import BF16_BYTES, FP32_BYTES, Shard
 from milpplan.simulation.layers.terms import ONCE, Part, Phase
+from milpplan.simulation.layers.vision import encoder_costs
 from milpplan.simulation.network import collectives, far_s, placement
 
 
@@ -50,7 +51,8 @@ class Endpoint:
         return np.asarray(rows * self.model.hidden_size, dtype=np.float64)
 
     def parameters(self, tp: IntArray) -> FloatArray:
-        """Count the parameters of this end on one GPU; a tied head has no matrix, only its norm."""
+        """Count the parameters of this end on one GPU, without an encoder; a tied head has no matrix, only its
+        norm."""
         if not self.is_head:
             return self.matrix_parameters(tp) + position_parameters(self.model)
         matrix = 0.0 if head_parameters(self.model) == 0 else self.matrix_parameters(tp)
@@ -68,10 +70,25 @@ def copied_embedding(problem: Problem, columns: LayoutColumns) -> FloatArray:
 
 
 def embedding_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
-    """Price the embedding: a look-up (read and write a row per token), reduced over tp ranks.
+    """Price the embedding, with the encoder of images of a job that has some.
 
-    Each tensor-parallel rank holds a part of the rows. A frozen embedding has no backward.
+    The embedding is a look-up (read and write a row per token), reduced over tp ranks. Each tensor-parallel rank
+    holds a part of the rows. A frozen embedding has no backward.
     """
+    embedding = _embedding(problem, columns)
+    if not problem.job.vision_tokens:
+        return embedding
+    encoder = encoder_costs(problem, columns)
+    return replace(
+        embedding,
+        seconds=embedding.seconds + encoder.seconds,
+        kept_bytes=embedding.kept_bytes + encoder.kept_bytes,
+        workspace_bytes=encoder.workspace_bytes,
+    )
+
+
+def _embedding(problem: Problem, columns: LayoutColumns) -> Endpoint:
+    """Price the embedding alone."""
     shard = Shard.of(problem, columns)
     message = BF16_BYTES * shard.tokens * shard.hidden
     seconds = np.zeros((len(Part), 2, len(columns)))

@@ -15,6 +15,7 @@ FLOPs serve utilisation figures only; ``milpplan.simulation.layers.layer_time`` 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from milpplan.problem import (
@@ -25,6 +26,7 @@ from milpplan.problem import (
     MixtureOfExperts,
     ModelSpec,
     NoBlock,
+    VisionEncoder,
 )
 from milpplan.problem.model import Mixer, Mlp
 
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from milpplan.problem import Lora, Problem
+    from milpplan.problem import Lora, Problem, Projector
 
     IntOrArray = int | NDArray[np.integer[Any]]
     FloatOrArray = float | NDArray[np.floating[Any]]
@@ -346,6 +348,7 @@ def trained_parameters(problem: Problem) -> int:
         layers = [(run.count, adapter_parameters(model.hidden_size, run, job.lora)) for run in model.layers]
         return round(sum(count * float(layer.dense + layer.expert) for count, layer in layers))
     frozen = 0 if job.trains("embedding") else embedding_parameters(model) + position_parameters(model)
+    frozen += 0 if job.trains("vision") else encoder_parameters(model).total
     frozen += 0 if job.trains("head") else head_parameters(model) + final_norm_parameters(model)
     mtp = job.mtp_layers * mtp_parameters(model) if job.mtp_layers else 0
     return total_parameters(model) + mtp - frozen
@@ -372,6 +375,69 @@ def final_norm_parameters(model: ModelSpec) -> int:
     return _norm_parameters(model)
 
 
+def encoder_model(vision: VisionEncoder) -> ModelSpec:
+    """Describe the layers of an encoder of images as a model, for the formulas of layers."""
+    return ModelSpec(
+        name="vision encoder",
+        hidden_size=vision.hidden_size,
+        vocab_size=1,
+        max_position_embeddings=1,
+        layers=vision.layers,
+        norm=vision.norm,
+        learned_positions=not vision.rotary_positions,
+    )
+
+
+def encoder_parameters(model: ModelSpec) -> LayerParameters:
+    """Count the parameters of the encoder of images with its projectors; none without any encoder.
+
+    ``h p (+ h)`` for patches of p numbers, copied; layers; ``i m + m + m o`` divided and ``o`` copied for a
+    projector of widths i, m, o with biases, ``i o + o`` copied without m; and others, copied. The degree that
+    divides is ``encoder_tp``. Source: transformers 5.24.0, ``Qwen3VLMoeVisionModel``, ``KimiK25VisionModel``.
+    """
+    vision = model.vision
+    if vision is None:
+        return LayerParameters()
+    patches = vision.hidden_size * (vision.patch_inputs + vision.patch_bias)
+    divided, copied = 0, patches + vision.other_parameters
+    for run in vision.layers:
+        counts = layer_parameters(encoder_model(vision), run)
+        divided += run.count * counts.tensor_parallel
+        copied += run.count * counts.replicated
+    for projector in vision.projectors:
+        matrices, (*columns, row) = _projector_matrices(projector), projector.widths[1:]
+        divided += projector.count * (matrices + sum(columns) * projector.bias) * bool(columns)
+        copied += projector.count * (row * projector.bias + matrices * (not columns))
+    return LayerParameters(tensor_parallel=divided, replicated=copied)
+
+
+def _projector_matrices(projector: Projector) -> int:
+    """Count the weights of a projector's matrices."""
+    return sum(inputs * outputs for inputs, outputs in pairwise(projector.widths))
+
+
+def encoder_flops(problem: Problem) -> float:
+    """Count the FLOPs of the encoder of images for a sequence: three forwards, or one if it is frozen.
+
+    2 for each parameter and patch (projectors: and token), and 2 keys (qk + v width) a patch and layer, where keys
+    are the patches of an image.
+    """
+    vision, job = problem.model.vision, problem.job
+    if vision is None or not job.vision_tokens:
+        return 0.0
+    layers, patches = encoder_model(vision), vision.patches_per_token
+    per_patch = vision.hidden_size * vision.patch_inputs
+    keys, attention = problem.image_tokens * patches, 0
+    for run in vision.layers:
+        assert isinstance(run.attention, GroupedQueryAttention)
+        per_patch += run.count * layer_parameters(layers, run).total
+        width = run.attention.num_attention_heads * (run.attention.head_dim + run.attention.value_dim)
+        attention += run.count * width * min(keys, run.attention.sliding_window or keys)
+    per_token = sum(projector.count * _projector_matrices(projector) for projector in vision.projectors)
+    forward = 2.0 * job.vision_tokens * (patches * (per_patch + attention) + per_token)
+    return forward * (3 if job.trains("vision") else 1)
+
+
 def total_parameters(model: ModelSpec) -> int:
     """Count all parameters; a tied embedding counts once."""
     layers = sum(run.count * layer_parameters(model, run).total for run in model.layers)
@@ -381,16 +447,18 @@ def total_parameters(model: ModelSpec) -> int:
         + layers
         + final_norm_parameters(model)
         + head_parameters(model)
+        + encoder_parameters(model).total
     )
 
 
 def active_parameters(model: ModelSpec) -> int:
-    """Count the parameters that a token uses: all but the routed experts outside its top-k.
+    """Count the parameters that a token of text uses: all but the encoder, and routed experts outside its top-k.
 
     The embedding counts once, and so does an untied output projection, as in the published counts of Mixtral
     (12.9B), DeepSeek-V3 (37B) and Qwen3 (3.3B, 22B); gpt-oss's card leaves the input embedding out.
     """
-    return total_parameters(model) - sum(run.count * _idle_parameters(model, run) for run in model.layers)
+    idle = sum(run.count * _idle_parameters(model, run) for run in model.layers)
+    return total_parameters(model) - idle - encoder_parameters(model).total
 
 
 def _idle_parameters(model: ModelSpec, kind: LayerRun) -> int:
@@ -509,4 +577,5 @@ def mfu(problem: Problem, tokens_per_s: float, num_gpus: int) -> float:
         flops = flops / 3 - 2 * problem.model.vocab_size * problem.model.hidden_size * (length - 1) / length
     else:
         flops -= _frozen_flops_per_token(problem)
+    flops += encoder_flops(problem) / problem.job.sequence_length
     return flops * tokens_per_s / peak

@@ -1,0 +1,183 @@
+"""Encoders of images from the ``vision_config`` of a multimodal Hugging Face config.
+
+Source: transformers 5.24.0 (``Qwen3VLMoeVisionModel``, ``Qwen3_5MoeVisionModel``, ``KimiK25VisionModel``,
+``SiglipVisionModel`` with ``Gemma3MultiModalProjector``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from milpplan.problem import DenseMlp, GroupedQueryAttention, LayerRun, Projector, VisionEncoder
+from milpplan.problem.huggingface.typed_keys import HEADS, HIDDEN, LAYERS, Fields
+from milpplan.problem.reading import shown
+
+COLORS = 3
+
+_WITHOUT_EFFECT = frozenset(
+    [
+        "model_type",
+        "hidden_act",
+        "hidden_activation",
+        "projector_hidden_act",
+        "initializer_range",
+        "layer_norm_eps",
+        "projector_ln_eps",
+        "_attn_implementation",
+        "dtype",
+        "torch_dtype",
+        "transformers_version",
+        "architectures",
+        "init_pos_emb_time",
+    ]
+)
+"""Keys about functions within kernels, and about files. Kimi's positions in time have no weights."""
+
+
+def _layers(fields: Fields, hidden: int, heads: int, width: int, count: int) -> tuple[LayerRun, ...]:
+    """Build layers of multi-head attention and a plain MLP, with biases and two norms."""
+    if hidden % heads:
+        raise fields.refuse(f"the width {hidden} is not a multiple of {heads} heads.", "Expected a multiple.")
+    attention = GroupedQueryAttention(
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=hidden // heads,
+        qkv_bias=True,
+        output_bias=True,
+    )
+    mlp = DenseMlp(intermediate_size=width, gated=False, bias=True)
+    return (LayerRun(count=count, attention=attention, mlp=mlp),)
+
+
+def _qwen(fields: Fields, outer: Mapping[str, object], width: int) -> VisionEncoder:
+    hidden, merge = fields.integer(HIDDEN), fields.integer("spatial_merge_size")
+    fields.must_be("out_hidden_size", width, "it is the width of the language model")
+    merged = hidden * merge**2
+    further = fields.sequence("deepstack_visual_indexes") or []
+    projector = Projector(widths=(merged, merged, width), bias=True, count=1 + len(further))
+    pixels = (
+        fields.integer("in_channels") * fields.integer("temporal_patch_size") * fields.integer("patch_size") ** 2
+    )
+    # Norms before the merger are of a patch, those of the further mergers of the merged patches.
+    norms = 2 * hidden + len(further) * 2 * merged
+    return VisionEncoder(
+        hidden_size=hidden,
+        layers=_layers(
+            fields,
+            hidden,
+            fields.integer("num_heads"),
+            fields.integer("intermediate_size"),
+            fields.integer("depth"),
+        ),
+        patch_inputs=pixels,
+        patch_bias=True,
+        patches_per_token=merge**2,
+        projectors=(projector,),
+        other_parameters=fields.integer("num_position_embeddings") * hidden + norms,
+    )
+
+
+def _kimi(fields: Fields, outer: Mapping[str, object], width: int) -> VisionEncoder:
+    hidden = fields.integer("vt_hidden_size")
+    fields.must_be("merge_kernel_size", [2, 2], "four patches merge to a token")
+    as_class = "it is what the class builds"
+    fields.must_be("mm_hidden_size", hidden, as_class)
+    fields.must_be("text_hidden_size", width, "it is the width of the language model")
+    for key, value in (
+        ("mm_projector_type", "patchmerger"),
+        ("merge_type", "sd2_tpool"),
+        ("pos_emb_type", "divided_fixed"),
+        ("video_attn_type", "spatial_temporal"),
+    ):
+        fields.must_be(key, value, as_class)
+    merged = 4 * hidden
+    positions = fields.integer("init_pos_emb_height") * fields.integer("init_pos_emb_width")
+    return VisionEncoder(
+        hidden_size=hidden,
+        layers=_layers(
+            fields,
+            hidden,
+            fields.integer("vt_num_attention_heads"),
+            fields.integer("vt_intermediate_size"),
+            fields.integer("vt_num_hidden_layers"),
+        ),
+        patch_inputs=COLORS * fields.integer("patch_size") ** 2,
+        patch_bias=True,
+        patches_per_token=4,
+        projectors=(Projector(widths=(merged, merged, width), bias=True),),
+        # Positions, the norm behind the layers, and the norm before the projector.
+        other_parameters=positions * hidden + 2 * hidden + 2 * hidden,
+    )
+
+
+def _siglip(fields: Fields, outer: Mapping[str, object], width: int) -> VisionEncoder:
+    fields.must_be("model_type", "siglip_vision_model", "it is the encoder of the class")
+    fields.must_be("vision_use_head", False, "the class has no pooled output")
+    fields.must_be("num_channels", COLORS, "images have three colours")
+    fields.must_be("attention_dropout", 0.0, "the encoder has no dropout")
+    hidden, patch, image = (fields.integer(key) for key in (HIDDEN, "patch_size", "image_size"))
+    tokens = Fields(outer, fields.source).integer("mm_tokens_per_image")
+    patches = (image // patch) ** 2
+    if patches % tokens:
+        raise fields.refuse(f"{patches} patches pool to {shown(tokens)} tokens.", "Expected a divisor.")
+    return VisionEncoder(
+        hidden_size=hidden,
+        layers=_layers(
+            fields, hidden, fields.integer(HEADS), fields.integer("intermediate_size"), fields.integer(LAYERS)
+        ),
+        rotary_positions=False,
+        patch_inputs=COLORS * patch**2,
+        patch_bias=True,
+        patches_per_token=patches // tokens,
+        tokens_per_image=tokens,
+        projectors=(Projector(widths=(hidden, width)),),
+        # Positions, the norm behind the layers, and the norm before the projection, which has weights alone.
+        other_parameters=patches * hidden + 2 * hidden + hidden,
+    )
+
+
+ENCODERS: Final[dict[str, Callable[[Fields, Mapping[str, object], int], VisionEncoder]]] = {
+    "qwen3_vl": _qwen,
+    "qwen3_vl_moe": _qwen,
+    "qwen3_5": _qwen,
+    "qwen3_5_moe": _qwen,
+    "kimi_k25": _kimi,
+    "gemma3": _siglip,
+}
+"""Builders of the encoder, by the ``model_type`` of the whole config.
+
+They take the fields of ``vision_config``, the whole config, and the width of the language model.
+"""
+
+
+def has_known_encoder(config: Mapping[str, object]) -> bool:
+    """Check that a config has an encoder of images with a builder."""
+    return isinstance(config.get("vision_config"), Mapping) and config.get("model_type") in ENCODERS
+
+
+def encoder_of(config: Mapping[str, object], width: int, source: str) -> VisionEncoder | None:
+    """Build the encoder of images of a config; None without any, and of families without a builder.
+
+    Args:
+        config: the whole config.
+        width: width of the language model.
+        source: name of the config in messages.
+
+    Raises:
+        InvalidInputError: a missing or impossible value, or a key that is not understood.
+    """
+    values = config.get("vision_config")
+    if not isinstance(values, Mapping) or not has_known_encoder(config):
+        return None
+    fields = Fields(values, f"{source}, vision_config")
+    encoder = ENCODERS[str(config["model_type"])](fields, config, width)
+    unknown = [
+        key for key, value in values.items() if value is not None and key not in {*fields.read, *_WITHOUT_EFFECT}
+    ]
+    if unknown:
+        raise fields.refuse(
+            f"{', '.join(shown(key) for key in unknown)} not understood.",
+            f"Expected keys of the encoder of {shown(config['model_type'])} that are priced.",
+        )
+    return encoder

@@ -1,0 +1,158 @@
+"""Cost of the encoder of images on the first stage, for one micro-batch on one GPU.
+
+The encoder's layers are priced by the formulas of decoder layers, on a problem of their own (``encoder_problem``)
+and on layouts without the parallelism that the encoder lacks (``encoder_columns``). It computes in bf16 with fused
+attention, in which a patch attends to all patches of its image (the FLOPs are not halved by a mask). Tensor
+parallelism divides it where it divides heads and MLPs, without sequence parallelism; otherwise, and over
+context-parallel ranks, every rank computes all images. The projectors follow, and their outputs replace rows of
+the embedding. Micro-batches have equal numbers of tokens, the job's mean: a lower bound where images differ.
+
+Recomputation replays the layers, each from its input. A frozen encoder runs forwards alone: nothing before it is
+trained.
+
+Sources: NVIDIA-NeMo/Megatron-Bridge@067f987d models/qwen_vl/modelling_qwen3_vl (``get_vision_model_config``,
+``Qwen3VLModel``: the first pipeline stage has the encoder, with tensor parallelism alone); transformers 5.24.0,
+``Qwen3VLMoeVisionModel``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from milpplan.problem import LayerRun, ModelSpec, Problem, VisionEncoder
+from milpplan.simulation import FloatArray, IntArray, LayoutColumns, column_value
+from milpplan.simulation.layers.activations import layer_activations
+from milpplan.simulation.layers.layer_time import flash_core_s, layer_tally
+from milpplan.simulation.layers.parameters import encoder_model
+from milpplan.simulation.layers.shard import BF16_BYTES, Shard
+from milpplan.simulation.layers.terms import Part, Phase
+from milpplan.simulation.network import collectives, placement
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderCosts:
+    """Costs of the encoder and its projectors for one micro-batch."""
+
+    seconds: FloatArray
+    """[Part, 2, n] forward and backward, with the replays of recomputation."""
+    kept_bytes: FloatArray
+    """[n] activations."""
+    workspace_bytes: FloatArray
+    """[n] temporary bytes of the backward, with a layer's replay."""
+
+    def add(self, seconds: FloatArray, kept: FloatArray | float = 0.0) -> None:
+        """Add seconds [Part, 2, n] and kept bytes."""
+        self.seconds[:] += seconds
+        self.kept_bytes[:] += kept
+
+
+def encoder_tp(vision: VisionEncoder, tp: IntArray) -> IntArray:
+    """Return the tensor-parallel degree of an encoder of images: tp where it divides heads and MLPs, else 1."""
+    divides = np.logical_and.reduce([number % tp == 0 for number in vision.divisors])
+    return np.where(divides, tp, 1).astype(np.int64)
+
+
+def encoder_problem(problem: Problem) -> Problem:
+    """Describe the encoder's layers as a problem; the sequence holds all patches of the images of a sequence."""
+    vision, job = _vision(problem), problem.job
+    changes = {
+        "kind": "training" if job.trains("vision") else "inference",
+        "sequence_length": job.vision_tokens * vision.patches_per_token,
+        "precision": "bf16",
+        "attention_kernel": "flash",
+        "lora": None,
+        "frozen": (),
+        "vision_tokens": 0,
+        "image_tokens": None,
+    }
+    return problem.model_copy(update={"model": encoder_model(vision), "job": job.model_copy(update=changes)})
+
+
+def encoder_columns(model: ModelSpec, columns: LayoutColumns) -> LayoutColumns:
+    """Take the parallelism that the encoder lacks out of layouts; tensor-parallel groups stay where they are."""
+    assert model.vision is not None
+    # Ranks inside the tensor-parallel groups, if there are any, count as replicas.
+    degrees = {"tp": encoder_tp(model.vision, columns.tp), "dp": placement.tensor(columns).stride}
+    switches = {"rank_order": "dp-tp-cp-pp", "schedule": "1f1b", "sequence_parallel": False, "ep": 1, "etp": 1}
+    switches |= {"cp": 1, "pp": 1, "ulysses": 1, "tp_overlap": "none", "gather_again": True}
+    numbers = {name: np.full(len(columns), column_value(name, value)) for name, value in switches.items()}
+    return LayoutColumns.from_mapping(columns.mapping | degrees | numbers)
+
+
+def _vision(problem: Problem) -> VisionEncoder:
+    """Return the encoder of a model that has one."""
+    assert problem.model.vision is not None
+    return problem.model.vision
+
+
+def encoder_costs(problem: Problem, columns: LayoutColumns) -> EncoderCosts:
+    """Price the encoder of a job with images."""
+    vision, part = _vision(problem), encoder_problem(problem)
+    shard = Shard.of(part, encoder_columns(problem.model, columns))
+    zeros = np.zeros(len(columns))
+    costs = EncoderCosts(np.zeros((len(Part), 2, len(columns))), zeros, zeros.copy())
+    again = columns.recompute_vision.astype(np.float64)
+    for kind in vision.layers:
+        one = kind.model_copy(update={"count": 1})
+        layer = _layer_seconds(shard, one, problem.image_tokens * vision.patches_per_token)
+        activations = layer_activations(part, one, shard.columns)
+        seconds = layer[:, : Phase.BACKWARD + 1].copy()
+        seconds[:, Phase.BACKWARD] += again * layer[:, Phase.FULL]
+        dropped = again * activations.dropped_full
+        costs.add(kind.count * seconds, kind.count * (activations.kept - dropped))
+        np.maximum(costs.workspace_bytes, activations.workspace + dropped, out=costs.workspace_bytes)
+    _patches(shard, vision, costs)
+    _projectors(shard, vision, costs, problem.model.hidden_size)
+    if part.inference:
+        costs.seconds[:, Phase.BACKWARD] = 0.0
+        costs.kept_bytes[:] = 0.0
+    return costs
+
+
+def _layer_seconds(shard: Shard, kind: LayerRun, image_patches: int) -> FloatArray:
+    """Time a layer of the encoder, [Part, Phase, n]; a window limits the patches that a patch attends to."""
+    attention = kind.attention
+    assert attention.type == "gqa"
+    keys = min(image_patches, attention.sliding_window or image_patches)
+    whole = attention.model_copy(update={"sliding_window": None, "chunked": False})
+    core = flash_core_s(shard, whole, keys, shard.tokens, 1, "full")
+    return layer_tally(shard.problem, kind, shard.columns, core).seconds
+
+
+def _patches(shard: Shard, vision: VisionEncoder, costs: EncoderCosts) -> None:
+    """Add the product of the patches, of whose input nothing needs a gradient; every rank computes all of it."""
+    product = shard.gemm(shard.tokens, float(vision.hidden_size), float(vision.patch_inputs), {})
+    seconds = np.zeros_like(costs.seconds)
+    seconds[Part.COMPUTE] = np.stack([product.forward, product.wgrad])
+    costs.add(seconds, BF16_BYTES * shard.tokens * vision.patch_inputs)
+
+
+def _projectors(shard: Shard, vision: VisionEncoder, costs: EncoderCosts, hidden: int) -> None:
+    """Add norm, products, activation and communication of the projectors, and the copies into the embedding.
+
+    Kept are the norm's input and output and the activation's input and output. Two matrices have an all-reduce
+    behind them forwards, and of the gradient of their input backwards.
+    """
+    tokens, hardware = shard.tokens / vision.patches_per_token, shard.problem.hardware
+    for projector in vision.projectors:
+        inputs, output = float(projector.widths[0]), float(projector.widths[-1])
+        seconds, inner = np.zeros_like(costs.seconds), np.zeros_like(tokens)
+        copies = 2 * BF16_BYTES * tokens * hidden
+        norm = shard.memory_bound(2 * BF16_BYTES * tokens * inputs)
+        parts = [(norm + shard.memory_bound(copies), 1.5 * norm + shard.memory_bound(copies))]
+        if len(projector.widths) == 2:
+            products = [shard.gemm(tokens, output, inputs, {})]
+        else:
+            inner = projector.widths[1] / shard.tp
+            products = [shard.gemm(tokens, inner, inputs, {}), shard.gemm(tokens, output, inner, {})]
+            passes = [shard.memory_bound(BF16_BYTES * tokens * inner * number) for number in (2, 3)]
+            parts.append((passes[0], passes[1]))
+            group = placement.tensor(shard.columns)
+            for phase, width in ((Phase.FORWARD, output), (Phase.BACKWARD, inputs)):
+                seconds[Part.TP, phase] = collectives.all_reduce_s(hardware, BF16_BYTES * tokens * width, *group)
+        parts += [(product.forward, product.dgrad + product.wgrad) for product in products]
+        for part in parts:
+            seconds[Part.COMPUTE] += np.stack(part)
+        costs.add(projector.count * seconds, projector.count * BF16_BYTES * tokens * 2 * (inputs + inner))
