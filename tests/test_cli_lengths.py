@@ -242,6 +242,9 @@ REFUSED = {
     "lora_rank": ["--lora-rank", "16"],
     "lora_modules": ["--lora-modules", "q_proj"],
     "freeze": ["--freeze", "embedding"],
+    "mtp_layers": ["--mtp-layers", "1"],
+    "vision_tokens": ["--vision-tokens", "256"],
+    "image_tokens": ["--image-tokens", "64"],
 }
 """Options of ``solve`` that say nothing about lengths."""
 TAKEN = {
@@ -272,7 +275,7 @@ def test_no_option_is_passed_over(lines: Path) -> None:
         code, _, errors = run("--lengths", str(lines), *words)
         assert code == 2, words
         word = words[0].strip("-").split("-")[0]
-        assert {"freeze": "frozen"}.get(word, word) in errors.lower(), errors
+        assert {"freeze": "frozen", "mtp": "multi-token prediction"}.get(word, word) in errors.lower(), errors
 
 
 @pytest.mark.parametrize(

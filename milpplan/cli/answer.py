@@ -77,9 +77,15 @@ def next_steps(result: PlanResult, out: Path | None, verbose: bool) -> Iterator[
     file = shlex.quote("plan.json" if out is None else str(out))
     if result.problem.space.target is not None:
         yield f"milpplan export {file} --to {result.problem.space.target} --out launch"
-    elif not result.problem.inference and not result.problem.other_hardware:
+    elif _is_exportable(result.problem):
         yield "--target megatron (or another launcher): the best plan to export"
     yield f"milpplan report {file} --out report.html"
+
+
+def _is_exportable(problem: Problem) -> bool:
+    """Return True if some launcher's export writes jobs of this kind."""
+    unlike = problem.inference or bool(problem.other_hardware)
+    return not (unlike or problem.job.frozen_text or problem.model.vision is not None)
 
 
 @contextmanager

@@ -259,7 +259,10 @@ def _field(place: Sequence[int | str]) -> str:
 def _finding(error: Mapping[str, Any]) -> str:
     """Describe a finding: the field, its mistake, and its value."""
     field = _field(error["loc"])
-    seen = "" if error["type"] == "missing" else f" (got {shown(error['input'])})"
+    given = error["input"]
+    # A finding about records that are put together names its fields itself.
+    joined = isinstance(given, Mapping) and any(isinstance(value, BaseModel) for value in given.values())
+    seen = "" if error["type"] == "missing" or joined else f" (got {shown(given)})"
     colon = " " if error["type"] in ("missing", "extra_forbidden") else ": "
     return f"{field + colon if field else ''}{plain_reason(error)}{seen}"
 

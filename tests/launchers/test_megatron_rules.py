@@ -54,6 +54,7 @@ BREAKING = {
     "context_levels_multiply": (
         64, DENSE + "--context-parallel-size 8 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2"),
     "positions_suffice": (64, DENSE + "--max-position-embeddings 2048"),
+    "mtp_positions": (64, DENSE + "--mtp-num-layers 1 --position-embedding-type learned_absolute"),
     "layers_divide": (96, DENSE + "--pipeline-model-parallel-size 3 --global-batch-size 96"),
     "batch_divides": (64, DENSE + "--global-batch-size 100"),
     "optimizer_instances_divide": (64, DENSE + "--num-distributed-optimizer-instances 3"),

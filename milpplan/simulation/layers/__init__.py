@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         active_parameters,
         adapter_parameters,
         embedding_parameters,
+        encoder_parameters,
         final_norm_parameters,
         head_parameters,
         layer_parameters,
