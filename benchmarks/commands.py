@@ -81,6 +81,8 @@ Runs = Mapping[str, Sequence[Run]]
 RANGES: Final = "llama3-8b dgx-h100 --gpus 64:1024:64 --global-batch 512:4096:512"
 NODE_TYPES: Final = "llama3-70b dgx-a100-80:64+dgx-h100:64+dgx-b200:64+mi300x:64 --global-batch 512"
 DEEPSEEK: Final = "deepseek-v3 dgx-h100 --gpus 16384 --global-batch 16384"
+SHARED_SWITCHES: Final = ("offload", "tp-overlap", "scatter-gather", "kept-gathered", "placement")
+"""Switches that every compared version has: ``--allow all`` opens more in later ones."""
 COMMANDS: Final = {
     "readme": Command("Llama-3 70B, 512 GPUs (README)", "llama3-70b dgx-h100 --gpus 512 --global-batch 512", 1e-4),
     **{
@@ -98,7 +100,8 @@ COMMANDS: Final = {
     ),
     "deepseek-16k": Command("DeepSeek-V3, 16,384 GPUs", DEEPSEEK),
     "deepseek-16k-all": Command(
-        "DeepSeek-V3, 16,384 GPUs, all schedules and switches", f"{DEEPSEEK} --schedule all --allow all"
+        "DeepSeek-V3, 16,384 GPUs, all schedules, and the switches of both versions",
+        f"{DEEPSEEK} --schedule all {' '.join(f'--allow {name}' for name in SHARED_SWITCHES)}",
     ),
     # NVIDIA's Megatron-Bridge performance summary has this batch on 256 H100; 30B's batch is our choice.
     "qwen3-235b": Command("Qwen3-235B, 256 H200", "qwen3-235b-a22b dgx-h200 --gpus 256 --global-batch 8192"),
