@@ -59,10 +59,6 @@ class SearchParameters:
     """Seconds of a first packing."""
     shapes_s: float = 1.0
     """Seconds of starts from load shapes, as programs of deep pipelines are slow."""
-    min_program_s: float = 2.0
-    """Minimum time limit of the integer programs of strategies of one stage and of sets, seconds."""
-    program_gap_share: float = 0.5
-    """Share of the gap to which integer programs of single strategies are solved."""
     configuration_rise: float = 0.02
     """Relative rise of the bound that one call of the configuration bound aims at."""
     num_pipeline_steps: int = 7
@@ -89,24 +85,20 @@ class SearchParameters:
     """Share of the remaining time for each of the two refinements of pipelines."""
     common_share: float = 0.15
     """Share of the open sets that contain a strategy from which it counts as common."""
-    num_floors: int = 3
-    """Number of a strategy's bounds that the search of a set's tables gets for each division of the sequences."""
     exclusive_aim: float = 1.001
     """Factor on the bound that programs of exclusive sequences aim at."""
     exclusive_s: float = 2.5
     """Seconds of one call for programs of exclusive sequences."""
     noticed_rise: float = 5e-4
     """Relative rise of an own-memory bound that triggers its use."""
-    opening_share: float = 0.5
-    """Share of the remaining time for the search of a set's tables."""
     min_kept_sets: int = 10_000
     """Minimum number of sets that are kept after screening."""
     kept_set_s: float = 2e-3
     """Seconds per set that allow more sets after screening."""
-    num_opened_first: int = 6
-    """Number of sets without pipelines that are opened first."""
-    opened_first_share: float = 0.15
-    """Share of the time for sets without pipelines that are opened first."""
+    num_packed_first: int = 6
+    """Number of sets without pipelines that are packed first."""
+    packed_first_share: float = 0.15
+    """Share of the time for sets without pipelines that are packed first."""
     max_improved_turns: int = 2
     """Number of steps whose groups are packed with more effort."""
     improved_loss: float = 0.002

@@ -7,10 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from milpplan.lengths.side_by_side.sequence_duals import SharedTables, shared_work
 from milpplan.lengths.side_by_side.team_quick import AffineTime, Packer, lines, quick_step
 from milpplan.lengths.side_by_side.team_search import Effort, shortest
-from milpplan.lengths.side_by_side.teams import Family, families
+from milpplan.lengths.side_by_side.teams import Family, SharedTables, families, shared_work
 from tests.lengths.all_steps import FLAT, AllSteps, few
 from tests.lengths.cases import pool_of, workload
 from tests.small import small_problem

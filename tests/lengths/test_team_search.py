@@ -7,10 +7,18 @@ from functools import cache
 
 import numpy as np
 
-from milpplan.lengths.side_by_side.sequence_duals import Priced, SharedWork, priced, shared_work
 from milpplan.lengths.side_by_side.team_quick import Packer, spread
 from milpplan.lengths.side_by_side.team_search import Effort, dealt, improve_turns, plan_family, shortest
-from milpplan.lengths.side_by_side.teams import Family, Turn, families, simulate_turns
+from milpplan.lengths.side_by_side.teams import (
+    Family,
+    Priced,
+    SharedWork,
+    Turn,
+    families,
+    priced,
+    shared_work,
+    simulate_turns,
+)
 from tests.lengths.all_steps import FLAT
 from tests.lengths.cases import pool_of, workload
 from tests.small import small_problem

@@ -14,10 +14,9 @@ from milpplan import solve_lengths
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.lengths import LengthsResult, Load, SequenceRules, StrategyTables, micro_batch_times, quantum_problem
 from milpplan.lengths.baselines import flexsp_step
-from milpplan.lengths.side_by_side.sequence_duals import shared_work
 from milpplan.lengths.side_by_side.team_quick import Packer
 from milpplan.lengths.side_by_side.team_search import Effort, TeamSearch, shortest
-from milpplan.lengths.side_by_side.teams import Family, Turn, families, simulate_turns
+from milpplan.lengths.side_by_side.teams import Family, Turn, families, shared_work, simulate_turns
 from milpplan.lengths.workload import (
     Workload,
     workload_of,

@@ -24,6 +24,7 @@ from milpplan.lengths import (
     quantum_problem,
     replicas_ns,
 )
+from milpplan.lengths.bounds.master import replica_duals
 from milpplan.lengths.dispatch.turn_dispatch import TurnDispatcher
 from milpplan.lengths.heterogeneous.count_program import (
     HeterogeneousStep,
@@ -35,7 +36,6 @@ from milpplan.lengths.heterogeneous.count_program import (
     whole_shares,
 )
 from milpplan.lengths.heterogeneous.search import HeterogeneousBound, HeterogeneousPacker, HeterogeneousSearch
-from milpplan.lengths.side_by_side.sequence_duals import replica_prices
 from milpplan.lengths.workload import (
     Workload,
     workload_of,
@@ -171,7 +171,7 @@ def learned(found: StrategyTables) -> HeterogeneousBound:
     for kind in bound.classes:
         fits = kind.can_hold(1e15)
         if found.num_stages(kind.member) == 1:
-            prices = replica_prices(found, kind.member, np.where(fits, found.load.counts, 0.0), 1e15, math.inf)
+            prices = replica_duals(found, kind.member, np.where(fits, found.load.counts, 0.0), 1e15)
             kinds.append(replace(kind, prices=(prices,)))
             continue
         found.best_own_memory_bound(kind.member)
@@ -219,7 +219,7 @@ def test_prices_of_a_replica_are_worth_no_more_than_its_time() -> None:
     for member in singles:
         fits = found.load.lengths <= found.max_quanta(member, shared_memory=False) * GRAIN
         wanted = np.where(fits, random.uniform(0.0, 1.0, len(fits)) * found.load.counts, 0.0)
-        prices = replica_prices(found, member, wanted, 1e15, math.inf)
+        prices = replica_duals(found, member, wanted, 1e15)
         linear = (found.linear_bounds(member, shared_memory=False).shares[:, fits] @ wanted[fits]).max()
         layout = found.members[member].candidate.layout
         assert prices @ wanted >= 0.999 * linear * layout.dp

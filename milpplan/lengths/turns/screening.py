@@ -59,9 +59,6 @@ class Node:
     """Own-memory bounds that were applied, by strategy."""
     nearly_all: list[int] = field(compare=False, default_factory=list)
     """Strategies that hold nearly everything in ``worst_intervals``."""
-    open_loads: dict[int, tuple[FloatArray, float, float]] = field(compare=False, default_factory=dict)
-    """By strategy: work that a sequence adds [n], and the minimum and maximum work of steps that may beat the
-    target."""
 
     def raise_to(self, bound_ns: float) -> None:
         """Raise the bound to ``bound_ns`` if that is higher."""
@@ -186,7 +183,7 @@ def branched(
     whole: Sequence[int],
     cuts: Sequence[tuple[int, Mapping[int, Sequence[int]]]],
     target_ns: float,
-) -> tuple[float, IntArray | None, IntArray]:
+) -> tuple[float, IntArray | None]:
     """Bound one set by cutting its strategies into parts one after another.
 
     Args:
@@ -196,15 +193,14 @@ def branched(
         target_ns: choices of parts that reach it are cut no further.
 
     Returns:
-        The bound in ns; the choice of parts [q] on which it rests, None if that was cut no further; and all
-            choices below the target, [N, q].
+        The bound in ns, and the choice of parts [q] on which it rests, None if that was cut no further.
     """
     choices = _Choices.of(problem, np.array([whole]))
     for position, parts in cuts:
         choices = choices.cut(position, parts, target_ns)
     sharpest, row = _sharpest(choices.bounds, choices.rows, problem, target_ns)
     dropped = float(choices.closed[0])
-    return (dropped, None, choices.rows) if dropped < sharpest else (sharpest, row, choices.rows)
+    return (dropped, None) if dropped < sharpest else (sharpest, row)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
