@@ -32,6 +32,7 @@ import numpy as np
 
 from milpplan.lengths.bounds import glop
 from milpplan.lengths.bounds.micro_batch_pricing import NOTHING, Items, KnapsackDP
+from milpplan.lengths.parameters import PARAMETERS
 from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.simulation import BoolArray, FloatArray, IntArray
 
@@ -39,17 +40,6 @@ from milpplan.simulation import BoolArray, FloatArray, IntArray
 _SAFETY = 1.0 - 1e-9
 # Time of a length that does not fit, ns.
 _NEVER = 1e18
-# Maximum number of rounds, and the relative gap between program and bound at which they end.
-_ROUNDS, _NEAR = 80, 2e-4
-# Maximum number of table entries of one strategy, and of all in all rounds.
-_MAX_TABLE, _MAX_ENTRIES = 6e7, 6e9
-# Weight of the best known prices in the smoothing.
-_SMOOTHING = 0.5
-# Number of columns from which the program is pruned, and number that is kept.
-_MAX_COLUMNS, _KEPT_COLUMNS = 1500, 900
-# Minimum negative reduced cost of a column, as a share of the program.
-_MIN_REDUCED_COST = 1e-9
-
 # Weights of *hidden* in the forward and in the backward.
 _MIXTURES = ((0.0, 0.0), (0.5, 0.5), (1.0, 1.0))
 # Factor that covers the rounding of float sums.
@@ -184,11 +174,12 @@ class RestrictedMaster:
     def join(self, rows: list[IntArray], costs: FloatArray) -> None:
         """Add columns; if there are too many, those with the lowest reduced cost stay."""
         kept = np.arange(len(self.rows))
-        if len(kept) > self.always + _MAX_COLUMNS:
+        if len(kept) > self.always + PARAMETERS.max_columns:
             removable = kept[self.always :]
             reduced_costs = self.costs[removable] - self.rows[removable] @ self.prices
             kept = np.append(
-                kept[: self.always], removable[np.sort(np.argsort(reduced_costs, kind="stable")[:_KEPT_COLUMNS])]
+                kept[: self.always],
+                removable[np.sort(np.argsort(reduced_costs, kind="stable")[: PARAMETERS.kept_columns])],
             )
         self.rows = np.concatenate([self.rows[kept], *([rows] if rows else [])])
         self.costs = np.concatenate([self.costs[kept], costs])
@@ -210,7 +201,7 @@ class MasterSolution:
 
 def can_price(problems: Sequence[Contents]) -> bool:
     """Return whether the tables of the pricing problems are small enough."""
-    return max(problem.entries for problem in problems) <= _MAX_TABLE
+    return max(problem.entries for problem in problems) <= PARAMETERS.max_pricing_entries
 
 
 def solve_master(
@@ -234,7 +225,8 @@ def solve_master(
     best = duals = np.where(counts > 0, first_duals, 0.0)
     proved_ns, value = float(counts @ best), np.inf
     program, solution = _single_sequences(problems, counts), (np.zeros(0), np.zeros((0, len(counts)), np.int64))
-    for _ in range(min(_ROUNDS, int(_MAX_ENTRIES / sum(problem.entries for problem in problems)))):
+    num_entries = sum(problem.entries for problem in problems)
+    for _ in range(min(PARAMETERS.master_rounds, int(PARAMETERS.max_master_entries / num_entries))):
         factor, rows, costs = _price_all(problems, duals, deadline)
         if float(counts @ duals) / factor > proved_ns:
             best, proved_ns = duals / factor, float(counts @ duals) / factor
@@ -245,9 +237,13 @@ def solve_master(
                 break
             is_used = program.shares > 0
             solution = program.shares[is_used], program.rows[is_used]
-        if proved_ns >= value * (1.0 - _NEAR) or proved_ns >= cutoff_ns or time.perf_counter() > deadline:
+        if (
+            proved_ns >= value * (1.0 - PARAMETERS.master_gap)
+            or proved_ns >= cutoff_ns
+            or time.perf_counter() > deadline
+        ):
             break
-        duals = _SMOOTHING * best + (1.0 - _SMOOTHING) * np.maximum(0.0, program.prices)
+        duals = PARAMETERS.smoothing * best + (1.0 - PARAMETERS.smoothing) * np.maximum(0.0, program.prices)
     return MasterSolution(proved_ns, best, *solution)
 
 
@@ -310,7 +306,9 @@ def _price_all(
             continue
         if time.perf_counter() > deadline:
             return float("inf"), [], np.zeros(0)
-        factor, columns = problem.price_columns(prices, _MIN_REDUCED_COST * float(problem.items.counts @ prices))
+        factor, columns = problem.price_columns(
+            prices, PARAMETERS.min_reduced_cost * float(problem.items.counts @ prices)
+        )
         max_factor = max(max_factor, factor)
         if columns:
             rows += columns

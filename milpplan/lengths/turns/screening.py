@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from milpplan.errors import InvalidInputError
+from milpplan.lengths.parameters import PARAMETERS
 from milpplan.lengths.turns.lagrangian_mixtures import (
     SAFETY,
     Bounded,
@@ -27,10 +28,8 @@ from milpplan.lengths.turns.lagrangian_mixtures import (
 )
 from milpplan.simulation import FloatArray, IntArray
 
-# Maximum number of sets of all sizes, and number of sets that are cut in one batch.
-_MAX_SETS, _SPLIT = 20_000_000, 128
-# Share of even weights in the weights that a search starts from.
-_FRESH = 0.05
+# Maximum number of sets of all sizes.
+_MAX_SETS = 20_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +153,8 @@ def split(
     """
     open_sets: list[StrategySet] = []
     dropped, last = np.inf, None
-    for start in range(0, len(sets), _SPLIT):
-        batch = sets[start : start + _SPLIT]
+    for start in range(0, len(sets), PARAMETERS.screening_batch):
+        batch = sets[start : start + PARAMETERS.screening_batch]
         if time.perf_counter() > deadline:
             open_sets += sets[start:]
             break
@@ -249,7 +248,8 @@ class _Choices:
         weights = self.weights[parents]
         weights[:, :, position] = self.last[rows[:, position, None], is_longest[:, position]]
         # A weight of zero would stay zero.
-        weights = (1.0 - _FRESH) * weights + _FRESH * even_weights(self.problem)[is_longest]
+        even_share = PARAMETERS.even_weight_share
+        weights = (1.0 - even_share) * weights + even_share * even_weights(self.problem)[is_longest]
         bounds, weights = subgradient_bound_ns(self.problem, rows, target_ns, weights)
         self.last[rows[:, None, :], is_longest] = weights
         is_closed = bounds >= target_ns

@@ -152,7 +152,7 @@ class TurnSearch:
             screening = self.screen(max_strategies)
             self.dropped_ns, self.num_sets = screening.dropped_ns, len(screening.sets)
             # Sets beyond the limit are not tightened.
-            limit = max(PARAMETERS.min_kept_sets, int((deadline - time.perf_counter()) / PARAMETERS.kept_set_s))
+            limit = PARAMETERS.max_kept_sets
             self.dropped_ns = min(
                 [self.dropped_ns, *(screened.bound_ns for screened in screening.sets[limit : limit + 1])]
             )
