@@ -13,7 +13,6 @@ import pytest
 from milpplan.lengths import StrategyTables, micro_batch_times, replicas_ns
 from milpplan.lengths.bounds import master
 from milpplan.lengths.bounds.master import Contents, single_strategy_bound_ns
-from milpplan.lengths.parameters import PARAMETERS
 from milpplan.lengths.side_by_side.team_quick import Packer
 from milpplan.lengths.side_by_side.team_search import Effort, TeamSearch, dealt, improve_turns
 from milpplan.lengths.side_by_side.teams import Family, families, priced, shared_work, simulate_turns
@@ -146,12 +145,15 @@ def test_what_is_left_out_proves_less_and_nothing_wrong(monkeypatch: pytest.Monk
     shared = shared_work(found)
     proved = priced(found, shared, math.inf, math.inf).bound_ns
     with monkeypatch.context() as patch:
-        patch.setattr(master, "PARAMETERS", replace(PARAMETERS, max_columns=150, kept_columns=100))
+        patch.setattr(master, "PARAMETERS", replace(master.PARAMETERS, max_columns=150, kept_columns=100))
         kept = priced(found, shared, math.inf, math.inf)
         assert shared.bound_ns < kept.bound_ns <= proved * (1 + 1e-3)
         assert (kept.shares @ kept.rows >= found.pool.load.counts * (1 - 1e-9)).all()
     assert shared.bound_ns <= priced(found, shared, math.inf, 0.0).bound_ns <= proved
-    for fewer in (replace(PARAMETERS, max_pricing_entries=10.0), replace(PARAMETERS, max_master_entries=10.0)):
+    for fewer in (
+        replace(master.PARAMETERS, max_pricing_entries=10.0),
+        replace(master.PARAMETERS, max_master_entries=10.0),
+    ):
         with monkeypatch.context() as patch:
             patch.setattr(master, "PARAMETERS", fewer)
             assert priced(found, shared, math.inf, math.inf).bound_ns == shared.bound_ns
