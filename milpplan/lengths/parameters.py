@@ -12,7 +12,7 @@ from typing import Final
 @dataclass(frozen=True, slots=True)
 class SearchParameters:
     """Parameters of ``solve_lengths``: solve, single strategies, worker process, sets in turn, heterogeneous
-    replicas."""
+    replicas, master."""
 
     singles_share: float = 0.3
     """Share of the time limit for single strategies if other searches follow."""
@@ -59,10 +59,6 @@ class SearchParameters:
     """Seconds of a first packing."""
     shapes_s: float = 1.0
     """Seconds of starts from load shapes, as programs of deep pipelines are slow."""
-    min_program_s: float = 2.0
-    """Minimum time limit of the integer programs of strategies of one stage and of sets, seconds."""
-    program_gap_share: float = 0.5
-    """Share of the gap to which integer programs of single strategies are solved."""
     configuration_rise: float = 0.02
     """Relative rise of the bound that one call of the configuration bound aims at."""
     num_pipeline_steps: int = 7
@@ -89,24 +85,30 @@ class SearchParameters:
     """Share of the remaining time for each of the two refinements of pipelines."""
     common_share: float = 0.15
     """Share of the open sets that contain a strategy from which it counts as common."""
-    num_floors: int = 3
-    """Number of a strategy's bounds that the search of a set's tables gets for each division of the sequences."""
     exclusive_aim: float = 1.001
     """Factor on the bound that programs of exclusive sequences aim at."""
     exclusive_s: float = 2.5
     """Seconds of one call for programs of exclusive sequences."""
     noticed_rise: float = 5e-4
     """Relative rise of an own-memory bound that triggers its use."""
-    opening_share: float = 0.5
-    """Share of the remaining time for the search of a set's tables."""
-    min_kept_sets: int = 10_000
-    """Minimum number of sets that are kept after screening."""
-    kept_set_s: float = 2e-3
-    """Seconds per set that allow more sets after screening."""
-    num_opened_first: int = 6
-    """Number of sets without pipelines that are opened first."""
-    opened_first_share: float = 0.15
-    """Share of the time for sets without pipelines that are opened first."""
+    max_kept_sets: int = 20_000
+    """Maximum number of sets that are kept after screening."""
+    screening_batch: int = 128
+    """Number of sets that are cut in one batch."""
+    even_weight_share: float = 0.05
+    """Share of even weights in the weights that a set's bound starts from."""
+    weight_updates: int = 60
+    """Maximum number of updates of the weights of a set's bounds."""
+    updates_per_check: int = 2
+    """Number of updates after which closed sets leave."""
+    updates_per_forecast: int = 12
+    """Number of updates after which sets leave that twice their recent rise would not close."""
+    nearly_all_share: float = 0.8
+    """Share of the work from which a strategy holds nearly everything."""
+    num_packed_first: int = 6
+    """Number of sets without pipelines that are packed first."""
+    packed_first_share: float = 0.15
+    """Share of the time for sets without pipelines that are packed first."""
     max_improved_turns: int = 2
     """Number of steps whose groups are packed with more effort."""
     improved_loss: float = 0.002
@@ -141,6 +143,22 @@ class SearchParameters:
     """Ratio of the time of packings to that of proofs, while proofs make progress."""
     max_program_s: float = 10.0
     """Maximum seconds of a program."""
+    master_rounds: int = 80
+    """Maximum number of rounds of a master of micro-batches."""
+    master_gap: float = 2e-4
+    """Relative gap between a restricted master and its proved value at which its rounds end."""
+    max_pricing_entries: float = 6e7
+    """Maximum number of table entries of a pricing problem; larger ones are left out."""
+    max_master_entries: float = 6e9
+    """Maximum number of table entries of a master in all rounds."""
+    smoothing: float = 0.5
+    """Weight of the best dual values in the next ones (Wentges 1997)."""
+    max_columns: int = 1500
+    """Number of columns from which a restricted master is pruned."""
+    kept_columns: int = 900
+    """Number of columns that pruning keeps."""
+    min_reduced_cost: float = 1e-9
+    """Minimum negative reduced cost of a column, as a share of the master's value."""
 
 
 PARAMETERS: Final = SearchParameters()

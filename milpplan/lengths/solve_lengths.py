@@ -6,8 +6,7 @@
  3. *Heterogeneous replicas*, if they were asked for (``heterogeneous``), and pipelines that may beat all steps
     found so far.
  4. *Strategies in turn*: sets of strategies whose switches and reductions leave room for a shorter step
-    (``turns``). Their switches are priced by the planner of switches, and ``tabled`` solves the sets that stay
-    open.
+    (``turns``). Their switches are priced by the planner of switches.
  5. The remaining time completes the proof for single strategies. With two CPUs a second process does that from the
     start (``single_strategy_process``), and step 3 begins for a moment before step 2.
 
@@ -338,7 +337,7 @@ class _Search:
     def _take(self, step: AnyStep | None) -> None:
         """Keep a step if it is shorter than the incumbent."""
         if step is not None and self.turn_search is None:
-            self.turn_search = TurnSearch(self.pool, step, self.gap, self.singles.backend)
+            self.turn_search = TurnSearch(self.pool, step, self.gap)
         elif step is not None:
             self.sets.take(step)
 

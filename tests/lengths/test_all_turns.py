@@ -89,7 +89,7 @@ def test_no_way_to_know_more_of_a_set_says_too_much(
     found = pool_of(problem, workload_of(lengths, GRAIN))
     turns = AllTurns(found)
     target_ns = 3 * min(turns.single_ns(one) for one in range(len(found.members)))
-    search = TurnSearch(found, Step(0, (0,), {}, target_ns), 0.0, "highs")
+    search = TurnSearch(found, Step(0, (0,), {}, target_ns), 0.0)
     search.deadline = time.perf_counter() + 60.0
     search.switches.price(search.members)
     kept, checked = search.screen(2).sets, 0
@@ -122,7 +122,7 @@ def test_what_the_longest_adds_is_for_groups_that_hold_it(lengths: list[int]) ->
     for member in pipelines:
         found.work_bound_with_longest(member, float("inf"))
     target_ns = 5 * min(turns.single_ns(one) for one in range(len(found.members)))
-    search = TurnSearch(found, Step(0, (0,), {}, target_ns), 0.0, "highs")
+    search = TurnSearch(found, Step(0, (0,), {}, target_ns), 0.0)
     search.deadline = time.perf_counter() + 60.0
     search.switches.price(search.members)
     kept = search.screen(2).sets
@@ -156,7 +156,7 @@ def test_the_optimizers_home_runs_something() -> None:
 def test_what_is_known_of_nothing_is_shared_out_over_nothing() -> None:
     """Where the bound that is highest for what a strategy holds is a constant, another one is shared out."""
     found = pool_of(small_problem(memory_gib=60), workload_of([128, 512], GRAIN))
-    search = TurnSearch(found, Step(0, (0,), {}, 10**12), 0.0, "highs")
+    search = TurnSearch(found, Step(0, (0,), {}, 10**12), 0.0)
     search.screen(2)
     bounds = search.bounds
     for place in range(len(search.members)):

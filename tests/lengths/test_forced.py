@@ -69,7 +69,7 @@ def test_sets_know_who_holds_the_longest() -> None:
     switched and timed exactly, no step is below what is known of the pair, which is more than without."""
     found = pool_of(small_problem(memory_gib=40), workload(long=3, short=14, longest=60_000))
     random = np.random.default_rng(5)
-    search = TurnSearch(found, Step(0, (0,), {}, 10**15), 0.0, "highs")
+    search = TurnSearch(found, Step(0, (0,), {}, 10**15), 0.0)
     search.deadline = time.perf_counter() + 60.0
     names = [one.candidate.name for one in found.members]
     search.members = [names.index(name) for name in ("dp4", "dp2 tp2", "cp2 pp2")]

@@ -144,7 +144,7 @@ def test_sets_know_programs_of_what_is_there_for_sure() -> None:
     problem = problem.model_copy(update={"space": space})
     found = pool_of(problem, workload(long=5, short=100, longest=40_000))
     random = np.random.default_rng(5)
-    search = TurnSearch(found, Step(0, (0,), {}, 10**15), 0.0, "highs")
+    search = TurnSearch(found, Step(0, (0,), {}, 10**15), 0.0)
     search.deadline = time.perf_counter() + 60.0
     names = [one.candidate.name for one in found.members]
     search.members = [

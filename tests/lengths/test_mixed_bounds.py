@@ -10,13 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from milpplan.lengths import Step, StrategyTables
 from milpplan.lengths.bounds import LinearBounds
-from milpplan.lengths.turns import StrategySet, TurnSearch, screened, split
+from milpplan.lengths.turns import StrategySet, screened, split
 from milpplan.lengths.turns.lagrangian_mixtures import Bounded, lp_bound_ns, single_row_bound_ns
 from milpplan.simulation import FloatArray
-from tests.amounts import first
-from tests.lengths.cases import deep_pool, mixed_ns, pool
+from tests.lengths.cases import mixed_ns
 
 NUMBER = 6
 # What each of the sequences is of the workload.
@@ -157,51 +155,3 @@ def test_no_set_is_lost_while_sets_grow() -> None:
         assert all(bounds.get(used, late.dropped_ns) <= bound * (1 + 1e-9) for used, bound in sharp.items())
         assert all(len(used) == 2 for used in bounds)
         assert 0.0 < late.dropped_ns < target
-
-
-@pytest.mark.parametrize("found", first(1, (pool, deep_pool)), ids=["shallow", "deep"])
-def test_floors_of_programs_hold_for_random_groups(found: object) -> None:
-    """What programs of a set know of its strategies: no random group of one, packed and timed exactly, takes less,
-    whether all of its loads are open or only those around what it holds; they are no less than what all linear
-    bounds say where sequences are divided so."""
-    assert callable(found)
-    known: StrategyTables = found()
-    random, checked = np.random.default_rng(11), 0
-    search = TurnSearch(known, Step(0, (0,), {}, 10**15), 0.0, "highs")
-    search.deadline = time.perf_counter() + 60.0
-    pipelines = [member for member in search.members if 1 < known.num_stages(member) < 4][:2]
-    others = [member for member in search.members if known.num_stages(member) == 1][:1]
-    search.members = [*pipelines, *others]
-    screened_ = search.screen(3).sets
-    for screened_set in screened_[:3]:
-        left = search.node(screened_set, 0)
-        members = [search.members[place] for place in screened_set.strategies]
-        for _ in range(3):
-            # Everything runs somewhere: what only one of them holds, all under that.
-            most = np.array(
-                [[known.max_quanta(member, shared_memory=True) * known.load.token_quantum] for member in members]
-            )
-            share = random.random((len(members), len(known.load.counts))) * (known.load.lengths <= most)
-            ends = np.rint(np.cumsum(share / share.sum(axis=0), axis=0) * known.load.counts)
-            held = list(np.diff(ends, axis=0, prepend=0.0).astype(np.int64))
-            left.open_loads = {}
-            if random.random() < 0.5:
-                for place, member, mine in zip(screened_set.strategies, members, held, strict=True):
-                    if known.num_stages(member) > 1:
-                        loads = known.work_bound(member, shared_memory=True)
-                        load = float(loads.sequence_loads @ mine)
-                        left.open_loads[place] = loads.sequence_loads, 0.9 * load, 1.1 * load
-            floors = search.bounds.floors(left, [np.array(held)])
-            for position, (member, mine) in enumerate(zip(members, held, strict=True)):
-                packed = (
-                    known.pack(member, mine, known.max_quanta(member, shared_memory=True)) if mine.any() else None
-                )
-                if packed is None:
-                    continue
-                values = [float(shares @ mine) + constant for shares, constant in floors[position]]
-                assert max(values) <= packed.time_ns
-                assert max(values) >= known.linear_bounds(member, shared_memory=True).at(mine.astype(float)) * (
-                    1 - 1e-9
-                )
-                checked += 1
-    assert checked > 8

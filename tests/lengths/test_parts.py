@@ -24,15 +24,14 @@ def test_a_set_says_which_intervals_its_bound_rests_on() -> None:
     assert statics.best is not None
     # Longer than it is, so that sets are open.
     beaten = replace(statics.best, time_ns=2 * statics.best.time_ns)
-    search, looked_at = TurnSearch(found, beaten, 0.0, "highs"), 0
+    search, looked_at = TurnSearch(found, beaten, 0.0), 0
     search.deadline = time.perf_counter() + 60.0
     for number, one in enumerate(search.screen(2).sets):
         if looked_at == 3 or not any(found.num_stages(search.members[place]) > 1 for place in one.strategies):
             continue
         left = search.node(one, number)
-        for learn in left.bounding_steps[: left.bounding_steps.index(search._open)]:
-            if learn != search._open_small:
-                learn(left)
+        for learn in left.bounding_steps[: left.bounding_steps.index(search._pack)]:
+            learn(left)
         if not left.worst_intervals:
             continue
         assert set(left.worst_intervals) <= set(one.strategies)
@@ -52,7 +51,7 @@ def test_sets_know_what_is_known_of_their_strategies_alone() -> None:
     found = replace(pool(), work_bound_cache={})
     random = np.random.default_rng(11)
     # A step that everything is shorter than closes nothing.
-    search, rose, checked = TurnSearch(found, Step(0, (0,), {}, 10**15), 0.0, "highs"), 0, 0
+    search, rose, checked = TurnSearch(found, Step(0, (0,), {}, 10**15), 0.0), 0, 0
     search.deadline = time.perf_counter() + 60.0
     chosen = [member for member in search.members if 1 < found.num_stages(member) < 8][:3]
     search.members = [*chosen, *(member for member in search.members if found.num_stages(member) == 1)][:5]

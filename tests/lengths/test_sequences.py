@@ -22,9 +22,8 @@ from milpplan.lengths import (
     quantum_problem,
     workload_of,
 )
+from milpplan.lengths.bounds.master import Contents
 from milpplan.lengths.dispatch import TurnDispatcher
-from milpplan.lengths.side_by_side import Family
-from milpplan.lengths.side_by_side.sequence_duals import Contents
 from milpplan.lengths.tabled import (
     Kind,
     Pipeline,
@@ -109,13 +108,12 @@ def test_beside_windows_times_do_not_hang_on_other_lengths_and_tables_stay_below
         rows = random_micro_batches(found, one.own_memory_quanta, random, 6)
         if not len(rows):
             continue
-        family = Family(found, (member,))
         times = micro_batch_times(found.problem, one.candidate, found.load.lengths, rows)
         for row, whole_ns in zip(rows, (times.forward + times.backward)[0], strict=True):
             held = row > 0
             alone = micro_batch_times(found.problem, one.candidate, found.load.lengths[held], row[None, held])
             assert alone.forward[0, 0] + alone.backward[0, 0] == whole_ns
-        contents = Contents.of(family, member, one.candidate.layout.cp, np.inf)
+        contents = Contents.of(found, member)
         assert (contents.costs(rows) / contents.share <= (times.forward + times.backward)[0]).all()
         checked += 1
     assert checked > 5

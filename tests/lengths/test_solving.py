@@ -213,7 +213,7 @@ def test_no_set_is_shorter_than_what_is_known_of_it() -> None:
     the bounds."""
     found, random = pool(), np.random.default_rng(9)
     # A step that everything is shorter than closes nothing.
-    search = TurnSearch(found, Step(0, (0,), {}, 10**15), 0.0, "highs")
+    search = TurnSearch(found, Step(0, (0,), {}, 10**15), 0.0)
     search.deadline = time.perf_counter() + 60.0
     pipelines = [member for member in search.members if found.num_stages(member) == 2]
     others = [member for member in search.members if found.num_stages(member) == 1]

@@ -13,8 +13,7 @@ from milpplan import Job, Problem, load_hardware, load_model
 from milpplan.errors import InfeasibleError, InvalidInputError
 from milpplan.lengths import SequenceRules, TeamDispatchFile, workload_of
 from milpplan.lengths.dispatch import TeamDispatcher
-from milpplan.lengths.side_by_side import Family, Turn, families, simulate_turns
-from milpplan.lengths.side_by_side.sequence_duals import shared_work
+from milpplan.lengths.side_by_side import Family, Turn, families, shared_work, simulate_turns
 from tests.lengths.cases import GRAIN, pool_of
 from tests.small import small_problem
 

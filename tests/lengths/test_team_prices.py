@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
 
 from milpplan.lengths import StrategyTables, micro_batch_times, replicas_ns, workload_of
-from milpplan.lengths.side_by_side import Family, families, simulate_turns
-from milpplan.lengths.side_by_side import sequence_duals as team_prices
-from milpplan.lengths.side_by_side.sequence_duals import Contents, priced, shared_work, single_strategy_bound_ns
+from milpplan.lengths.bounds import master
+from milpplan.lengths.bounds.master import Contents, single_strategy_bound_ns
+from milpplan.lengths.side_by_side import Family, families, priced, shared_work, simulate_turns
 from milpplan.lengths.side_by_side.team_quick import Packer
 from milpplan.lengths.side_by_side.team_search import Effort, TeamSearch, dealt, improve_turns
 from tests.lengths.all_steps import FLAT, AllSteps, few, random_turns
@@ -40,7 +41,7 @@ def alone_pool() -> StrategyTables:
 
 def contents_of(found: Family, limit_ns: float = math.inf) -> list[Contents]:
     """Those of every member."""
-    return [Contents.of(found, *one, limit_ns) for one in zip(found.members, found.degrees, strict=True)]
+    return [Contents.of(found.pool, member, limit_ns) for member in found.members]
 
 
 def test_costs_are_the_seats_time_at_most() -> None:
@@ -143,15 +144,17 @@ def test_what_is_left_out_proves_less_and_nothing_wrong(monkeypatch: pytest.Monk
     shared = shared_work(found)
     proved = priced(found, shared, math.inf, math.inf).bound_ns
     with monkeypatch.context() as patch:
-        patch.setattr(team_prices, "_MOST", 150)
-        patch.setattr(team_prices, "_KEPT", 100)
+        patch.setattr(master, "PARAMETERS", replace(master.PARAMETERS, max_columns=150, kept_columns=100))
         kept = priced(found, shared, math.inf, math.inf)
         assert shared.bound_ns < kept.bound_ns <= proved * (1 + 1e-3)
         assert (kept.shares @ kept.rows >= found.pool.load.counts * (1 - 1e-9)).all()
     assert shared.bound_ns <= priced(found, shared, math.inf, 0.0).bound_ns <= proved
-    for name in ("_LARGEST", "_ENTRIES"):
+    for fewer in (
+        replace(master.PARAMETERS, max_pricing_entries=10.0),
+        replace(master.PARAMETERS, max_master_entries=10.0),
+    ):
         with monkeypatch.context() as patch:
-            patch.setattr(team_prices, name, 10.0)
+            patch.setattr(master, "PARAMETERS", fewer)
             assert priced(found, shared, math.inf, math.inf).bound_ns == shared.bound_ns
 
 

@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from milpplan.lengths.side_by_side import Family, families
-from milpplan.lengths.side_by_side.sequence_duals import SharedTables, shared_work
+from milpplan.lengths.side_by_side import Family, SharedTables, families, shared_work
 from milpplan.lengths.side_by_side.team_quick import AffineTime, Packer, lines, quick_step
 from milpplan.lengths.side_by_side.team_search import Effort, shortest
 from tests.lengths.all_steps import FLAT, AllSteps, few

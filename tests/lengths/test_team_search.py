@@ -7,8 +7,16 @@ from functools import cache
 
 import numpy as np
 
-from milpplan.lengths.side_by_side import Family, Turn, families, simulate_turns
-from milpplan.lengths.side_by_side.sequence_duals import Priced, SharedWork, priced, shared_work
+from milpplan.lengths.side_by_side import (
+    Family,
+    Priced,
+    SharedWork,
+    Turn,
+    families,
+    priced,
+    shared_work,
+    simulate_turns,
+)
 from milpplan.lengths.side_by_side.team_quick import Packer, spread
 from milpplan.lengths.side_by_side.team_search import Effort, dealt, improve_turns, plan_family, shortest
 from tests.lengths.all_steps import FLAT

@@ -23,8 +23,7 @@ from milpplan.lengths import (
     workload_of,
 )
 from milpplan.lengths.baselines import flexsp_step
-from milpplan.lengths.side_by_side import Family, Turn, families, simulate_turns
-from milpplan.lengths.side_by_side.sequence_duals import shared_work
+from milpplan.lengths.side_by_side import Family, Turn, families, shared_work, simulate_turns
 from milpplan.lengths.side_by_side.team_quick import Packer
 from milpplan.lengths.side_by_side.team_search import Effort, TeamSearch, shortest
 from tests.lengths.all_steps import FLAT, AllSteps, few, random_turns

@@ -26,6 +26,7 @@ from milpplan.lengths import (
     replicas_ns,
     workload_of,
 )
+from milpplan.lengths.bounds.master import replica_duals
 from milpplan.lengths.dispatch import TurnDispatcher
 from milpplan.lengths.heterogeneous.count_program import (
     HeterogeneousStep,
@@ -37,7 +38,6 @@ from milpplan.lengths.heterogeneous.count_program import (
     whole_shares,
 )
 from milpplan.lengths.heterogeneous.search import HeterogeneousBound, HeterogeneousPacker, HeterogeneousSearch
-from milpplan.lengths.side_by_side.sequence_duals import replica_prices
 from milpplan.simulation import IntArray
 from tests.amounts import long_but
 from tests.lengths.all_steps import partitions
@@ -169,7 +169,7 @@ def learned(found: StrategyTables) -> HeterogeneousBound:
     for kind in bound.classes:
         fits = kind.can_hold(1e15)
         if found.num_stages(kind.member) == 1:
-            prices = replica_prices(found, kind.member, np.where(fits, found.load.counts, 0.0), 1e15, math.inf)
+            prices = replica_duals(found, kind.member, np.where(fits, found.load.counts, 0.0), 1e15)
             kinds.append(replace(kind, prices=(prices,)))
             continue
         found.best_own_memory_bound(kind.member)
@@ -217,7 +217,7 @@ def test_prices_of_a_replica_are_worth_no_more_than_its_time() -> None:
     for member in singles:
         fits = found.load.lengths <= found.max_quanta(member, shared_memory=False) * GRAIN
         wanted = np.where(fits, random.uniform(0.0, 1.0, len(fits)) * found.load.counts, 0.0)
-        prices = replica_prices(found, member, wanted, 1e15, math.inf)
+        prices = replica_duals(found, member, wanted, 1e15)
         linear = (found.linear_bounds(member, shared_memory=False).shares[:, fits] @ wanted[fits]).max()
         layout = found.members[member].candidate.layout
         assert prices @ wanted >= 0.999 * linear * layout.dp

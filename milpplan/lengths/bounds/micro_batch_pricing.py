@@ -8,7 +8,7 @@ With prices lambda_k of the sequences the pricing problem is the minimum of
 
     w_m0 last(x) + w_m1 forward(x) + w_m2 backward(x) + sum_t w_m,3+t transfer_term_t(x) - sum_k lambda_k x_k
 
-over all x that fit. It needs neither lines in the tokens nor even shares of last tiles: as in ``sequence_duals``
+over all x that fit. It needs neither lines in the tokens nor even shares of last tiles: as in ``master``
 every time is the larger of *ring exposed* and *ring hidden*, which is at least any mixture of both, and for each
 of a few mixtures the knapsack DP finds the minimum over all x of every number of quanta. Only mixtures that matter
 are evaluated: one or two for most micro-batches.

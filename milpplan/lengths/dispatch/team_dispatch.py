@@ -2,8 +2,8 @@
 
 ``TeamDispatcher(problem, tp, longest)`` computes once the times of sequences of every length up to ``longest``
 under every degree. ``dispatch(lengths)`` then plans a batch in milliseconds (``team_quick``): which sequence runs
-on which GPUs, in which micro-batch and when, with the exact time and the proved bound of ``sequence_duals``. A
-search of a second or two (``thorough``) finds a slightly shorter step, and proves the bound of ``sequence_duals``.
+on which GPUs, in which micro-batch and when, with the exact time and the proved bound of ``teams``. A
+search of a second or two (``thorough``) finds a slightly shorter step, and proves the bound of the master.
 Nothing is switched between batches: the parameters stay where they are. A dispatcher holds nothing but what
 follows from its arguments, so threads share it and processes get it pickled; equal batches get equal answers
 (attempts are counted, not timed).
@@ -22,10 +22,9 @@ from milpplan.lengths.bounds import glop
 from milpplan.lengths.document import TeamDispatchFile, TeamTurnRecord
 from milpplan.lengths.records import PACKED, TeamTurn
 from milpplan.lengths.sequences import check_longest, checked_batch
-from milpplan.lengths.side_by_side.sequence_duals import SharedTables
 from milpplan.lengths.side_by_side.team_quick import lines, quick_step
 from milpplan.lengths.side_by_side.team_search import Effort, plan_family, team_turns
-from milpplan.lengths.side_by_side.teams import Family, TeamStep, families
+from milpplan.lengths.side_by_side.teams import Family, SharedTables, TeamStep, families
 from milpplan.problem import Problem
 from milpplan.simulation import IntArray
 from milpplan.units import NS_PER_S

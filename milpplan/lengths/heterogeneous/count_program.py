@@ -23,7 +23,7 @@ Coefficients are whole multiples of 1 / 10^7, rounded down. CP-SAT, which is tru
 the finest resolution that these allow, and whole sequences.
 
 **Rows.** Every bound of a replica's time by its sequences, ``constant + sum_l w_l x_l <= T``, is a row, divided by
-T - constant. So are prices of micro-batch contents of strategies of one stage (``sequence_duals``), and for
+T - constant. So are prices of micro-batch contents of strategies of one stage (``master``), and for
 pipelines ``sum_l u_l x_l <= h^-1(T)`` with concave bounds h of their work u (``work_bounds.PipelineWorkBound``).
 No sequence runs where its latency exceeds T.
 

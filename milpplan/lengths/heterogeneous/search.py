@@ -3,7 +3,7 @@
 A program over the numbers of replicas (``HeterogeneousBound``) gives the maximum work that steps a gap below the
 best one can do. If that is less than all sequences, no such step exists, and the search is done. Else its replicas
 are packed, and their bounds are sharpened near what they hold: for strategies of one stage by prices of
-micro-batches (``sequence_duals``), for pipelines by work bounds. Linear relaxations show which strategies matter
+micro-batches (``master``), for pipelines by work bounds. Linear relaxations show which strategies matter
 before the more expensive integer programs run.
 """
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from milpplan.lengths import Packed, StrategyTables, cutoff_ns
+from milpplan.lengths.bounds.master import replica_duals
 from milpplan.lengths.heterogeneous.count_program import (
     HeterogeneousStep,
     ReplicaClass,
@@ -30,7 +31,6 @@ from milpplan.lengths.heterogeneous.count_program import (
 )
 from milpplan.lengths.parameters import PARAMETERS
 from milpplan.lengths.records import HeterogeneousReplicas
-from milpplan.lengths.side_by_side.sequence_duals import replica_prices
 from milpplan.lengths.single.packing_local_search import Replica, Timer, improved_replicas, packings_by_shape
 from milpplan.optimize.milp.backends import AUTO
 from milpplan.simulation import FloatArray, IntArray
@@ -388,7 +388,7 @@ class HeterogeneousSearch:
         """Add prices of a strategy of one stage that are highest for ``wanted`` [n] sequences."""
         time_ns = self.limit_ns - replica_class.fixed_cost_ns
         fitting = np.where(replica_class.can_hold(time_ns), wanted, 0.0)
-        prices = replica_prices(self.pool, replica_class.member, fitting, time_ns, np.inf)
+        prices = replica_duals(self.pool, replica_class.member, fitting, time_ns)
         self._replace(replica_class, [replace(replica_class, prices=(*replica_class.prices, prices))])
 
     def _replace(self, replica_class: ReplicaClass, others: list[ReplicaClass]) -> None:

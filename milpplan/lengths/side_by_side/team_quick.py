@@ -33,8 +33,7 @@ from functools import cached_property
 
 import numpy as np
 
-from milpplan.lengths.side_by_side.sequence_duals import SharedWork
-from milpplan.lengths.side_by_side.teams import Family, TeamStep, Turn, simulate_turns
+from milpplan.lengths.side_by_side.teams import Family, SharedWork, TeamStep, Turn, simulate_turns
 from milpplan.lengths.single.packing_local_search import Timer
 from milpplan.simulation import FloatArray, IntArray
 

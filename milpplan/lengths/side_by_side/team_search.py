@@ -1,10 +1,10 @@
 """Heuristic search for a short step of teams.
 
-The results are simulated exactly (``teams``); bounds come from elsewhere (``sequence_duals``).
+The results are simulated exactly (``teams``), where the bounds come from, too.
 
  1. *Start*: a quick step (``team_quick``), or sequences assigned by the prices of the linear bound
     (``team_quick``), perturbed at random many times, as the cheapest degrees by time need not pack well; or
-    whole micro-batches near the solution of the program of ``sequence_duals``.
+    whole micro-batches near the solution of the master.
  2. *Exchanges* of single sequences.
  3. *Ruin and recreate*: the sequences of the teams inside a block of slots, most often one around the slot that
     ends last, are assigned anew at perturbed prices, with exchanges after; the shorter step is kept. Exchanges of
@@ -38,9 +38,17 @@ import numpy as np
 
 from milpplan.lengths import Load, StrategyTables
 from milpplan.lengths.records import LengthGroup, SideBySide, TeamTurn
-from milpplan.lengths.side_by_side.sequence_duals import Priced, priced, shared_work
 from milpplan.lengths.side_by_side.team_quick import Packer, quick_turns, spread
-from milpplan.lengths.side_by_side.teams import Family, TeamStep, Turn, families, simulate_turns
+from milpplan.lengths.side_by_side.teams import (
+    Family,
+    Priced,
+    TeamStep,
+    Turn,
+    families,
+    priced,
+    shared_work,
+    simulate_turns,
+)
 from milpplan.simulation import BoolArray, FloatArray, IntArray
 from milpplan.units import NS_PER_S
 
@@ -351,7 +359,7 @@ def shortest(packer: Packer, effort: Effort, cutoff_ns: float, deadline: float) 
 
 
 def dealt(packer: Packer, priced: Priced, limit_ns: float) -> list[Turn]:
-    """Return turns near the solution of ``sequence_duals``.
+    """Return turns near the solution of the master.
 
     Whole micro-batches near its shares each take the degree with the minimum of slot time below the limit; they
     are assigned in order of degree and time, the largest first.

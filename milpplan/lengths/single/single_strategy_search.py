@@ -16,28 +16,21 @@ only after a little improvement. So every start gets some effort, and the best o
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 
 import numpy as np
 
-from milpplan.errors import InfeasibleError, SolverError
+from milpplan.errors import InfeasibleError
 from milpplan.lengths import Packed, Step, StrategyTables, cutoff_ns, recomputes_less
 from milpplan.lengths.baselines import bucketed_step
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound, around_larger, with_larger
 from milpplan.lengths.bounds.long_sequence import WindowBound
 from milpplan.lengths.bounds.longest_sequence_branching import LongestSequenceBranching
+from milpplan.lengths.bounds.master import single_strategy_bound_ns
 from milpplan.lengths.bounds.work_bounds import DEEP, PipelineWorkBound
 from milpplan.lengths.parameters import PARAMETERS
-from milpplan.lengths.side_by_side.sequence_duals import single_strategy_bound_ns
 from milpplan.lengths.single.packing_local_search import packings_by_shape
 from milpplan.lengths.single.replica_feasibility import ReplicaFeasibility
 from milpplan.lengths.strategy_tables import Effort
-from milpplan.lengths.switches import NEVER_NS
-from milpplan.lengths.tabled import (
-    GroupedProblem,
-    SwitchTimes,
-    solve_groups,
-)
 from milpplan.simulation import IntArray
 
 
@@ -233,7 +226,7 @@ class SingleStrategySearch:
         self.branchings: dict[int, LongestSequenceBranching] = {}
         # Bounds of windows with a micro-batch that only the strategy with more recomputation holds.
         self.larger_windows: dict[tuple[int, int], tuple[WindowBound, ...]] = {}
-        self.in_integers: set[int] = set()
+        self.priced: set[int] = set()
         # Strategies that were packed while the worker process proves.
         self.pack_attempts: set[int] = set()
         # Strategies proved here while the worker process proves the others; strategies with nothing more to gain
@@ -391,7 +384,7 @@ class SingleStrategySearch:
                 "Expected one at least.",
                 "Use more GPUs, or cut sequences.",
             )
-        self._prove_in_integers(min(best.time_ns, below_ns), deadline)
+        self._prove_singles(min(best.time_ns, below_ns), deadline)
         # Bounds come first, except for the time of maximum effort; with a worker the other process packs.
         reserved_s = 0.0 if eager else PARAMETERS.max_effort_ratio * self.incumbents.pack_time_s
         self._run_configurations(below_ns, min(pause, deadline - reserved_s))
@@ -618,44 +611,12 @@ class SingleStrategySearch:
         is_proved = self.bound_ns >= self._cutoff_ns(np.inf) and not self.eager
         return is_proved or time.perf_counter() > deadline
 
-    def _open_singles(self, below_ns: float) -> list[int]:
-        """Return the strategies of one stage that may beat the incumbent by more than the gap."""
+    def _prove_singles(self, below_ns: float, deadline: float) -> None:
+        """Raise bounds of open strategies of one stage by the master of their micro-batches, once for each."""
         cutoff_ns = self._cutoff_ns(below_ns)
-        return [
-            member
-            for member in sorted(self.bounds_ns)
-            if self.bounds_ns[member] < cutoff_ns and self.pool.num_stages(member) == 1
-        ]
-
-    def _prove_in_integers(self, below_ns: float, deadline: float) -> None:
-        """Raise bounds of strategies of one stage by dual values of micro-batch contents, then by the programs of
-        ``tabled``."""
-        pool = self.pool
-        members = [member for member in self._open_singles(below_ns) if member not in self.in_integers]
-        self.in_integers.update(members)
-        for member in [] if pool.load.rules.padded else members:
-            self.bounds_ns[member] = max(
-                self.bounds_ns[member], single_strategy_bound_ns(pool, member, below_ns, deadline)
-            )
-        members = [member for member in self._open_singles(below_ns) if member in members]
-        num_open = len(members)
-        if not num_open:
-            return
-        # There are no switches: the home is the strategy itself.
-        switches = np.full((num_open, num_open), NEVER_NS, np.int64)
-        np.fill_diagonal(switches, 0)
-        problem = GroupedProblem(
-            pool.load.lengths,
-            pool.load.counts,
-            tuple(pool.strategy(member, shared_memory=False) for member in members),
-            SwitchTimes(switches, switches),
-            max_strategies=1,
-            finish_ns=tuple(pool.finish_ns(member) for member in members),
-        )
-        left_s = max(PARAMETERS.min_program_s, deadline - time.perf_counter())
-        with suppress(InfeasibleError, SolverError):
-            for record in solve_groups(
-                problem, self.backend, self.gap * PARAMETERS.program_gap_share, left_s
-            ).sets:
-                member = members[record.used[0]]
-                self.bounds_ns[member] = max(self.bounds_ns[member], record.bound_ns)
+        for member in sorted(self.bounds_ns):
+            is_open = self.bounds_ns[member] < cutoff_ns and self.pool.num_stages(member) == 1
+            if is_open and member not in self.priced:
+                self.priced.add(member)
+                bound_ns = single_strategy_bound_ns(self.pool, member, below_ns, deadline)
+                self.bounds_ns[member] = max(self.bounds_ns[member], bound_ns)

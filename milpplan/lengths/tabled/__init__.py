@@ -29,6 +29,6 @@ if TYPE_CHECKING:
         TabledPipeline,
         pipeline_times_ns,
     )
-    from milpplan.lengths.tabled.search import solve_groups, solve_set
+    from milpplan.lengths.tabled.search import solve_groups
 else:
     __getattr__ = lazy_exports(__name__, __file__)

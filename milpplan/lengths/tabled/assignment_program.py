@@ -24,9 +24,8 @@ Rows, in the order of the functions that add them:
  - ``waits_around_long``: A Z_s >= sum_k u_jk x_jk - b_j0 + sum_i (b_j,i-1 - b_ji) G_ji for the lengths i whose
    ``idle_time.CapacityRow`` has a capacity; G_ji = 1 where it or a longer one is present: x_jk <= n_k G_ji <= n_k
    G_j,i-1.
- - ``takes_at_least``: Z_s >= sum_jk share_k x_jk + constant, for each lower bound of a strategy's group from
- elsewhere. - ``every_strategy_is_used``: sum of all x_jk of a strategy >= 1 (a plan without it belongs to another
- set). - ``one_tour``: sum_t y_t = 1; Z_s >= sum_t hidden_ts y_t.
+ - ``every_strategy_is_used``: sum of all x_jk of a strategy >= 1 (a plan without it belongs to another set).
+ - ``one_tour``: sum_t y_t = 1; Z_s >= sum_t hidden_ts y_t.
 
 **Each row holds for every plan** that uses exactly these strategies, with Z_s the exact time of its group:
 slots by ``pipeline_bounds`` (nu marks the slot of the replica with the largest load, which is at least W / D_j);
@@ -42,7 +41,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -152,9 +151,6 @@ def _unit_times(kind: Kind, inflation: float) -> FloatArray:
     return np.where(kind.fits, times, np.inf)
 
 
-Floors = Mapping[int, Sequence[tuple[FloatArray, float]]]
-"""Lower bounds of group times by strategy: pairs of a share by length [K] and a constant, ns."""
-
 # Slopes of cuts are whole multiples of 1 / this, rounded down.
 DEFAULT_FRACTIONS = 2**14
 
@@ -199,7 +195,6 @@ def assignment_program(
     fractions: int = DEFAULT_FRACTIONS,
     profiles: bool = True,
     waits: Mapping[Kind, CapacityRow] | None = None,
-    floors: Floors | None = None,
 ) -> AssignmentProgram:
     """Build the program for exactly the strategies ``used``.
 
@@ -211,13 +206,10 @@ def assignment_program(
         fractions: slopes of cuts are multiples of 1 / ``fractions``.
         profiles: False leaves out the cuts of profiles, which are then not computed.
         waits: capacity rows of idle time, valid for plans whose group times are in the rows' interval.
-        floors: lower bounds of the strategies' groups from elsewhere.
     """
     builder = ProgramBuilder(f"groups {'+'.join(problem.strategies[s].name for s in used)}")
     kinds = tuple(kind for s in used for kind in problem.kinds_of(s))
-    rows = [row for strategy_rows in (floors or {}).values() for row in strategy_rows]
-    highest_floor_ns = max((_highest(shares, problem.counts) + constant for shares, constant in rows), default=0.0)
-    tour_costs = TourCostRows.add(builder, problem, used, kinds, unit_ns, highest_floor_ns)
+    tour_costs = TourCostRows.add(builder, problem, used, kinds, unit_ns)
     columns = [_add_columns(builder, kind, tour_costs.times[kind.strategy]) for kind in kinds]
     every_sequence_runs(builder, problem, columns)
     # Beside pipelines of several stages, slots of single-stage ones hardly raise the bound, and cost time.
@@ -240,18 +232,9 @@ def assignment_program(
         every_strategy_is_used(
             builder, name, [column for kind_columns in strategy_columns for _, column in kind_columns.fitting()]
         )
-        for number, (shares, constant) in enumerate((floors or {}).get(strategy, ())):
-            takes_at_least(
-                builder, f"{name},{number}", strategy_columns, shares / unit_ns, constant / unit_ns, fractions
-            )
     tour_costs.minimize(builder)
     table = np.array([kind_columns.sequences for kind_columns in columns], np.int64)
     return AssignmentProgram(builder.build(), kinds, table)
-
-
-def _highest(shares: FloatArray, counts: Int64Array) -> float:
-    """Return the maximum value of a floor over all sequences that fit."""
-    return float(np.where(np.isfinite(shares), np.maximum(0.0, shares), 0.0) @ counts)
 
 
 def _add_columns(builder: ProgramBuilder, kind: Kind, time: int) -> _Columns:
@@ -402,25 +385,6 @@ def longest_passes_all_stages(builder: ProgramBuilder, kind_columns: _Columns, u
         builder.add_row(
             f"longest_passes_all_stages[{name}]", [kind_columns.time, present], [1, -(time_alone // unit_ns)], 0
         )
-
-
-def takes_at_least(
-    builder: ProgramBuilder,
-    name: str,
-    columns: list[_Columns],
-    shares: FloatArray,
-    constant: float,
-    fractions: int,
-) -> None:
-    """F Z >= sum over k of floor(F share_k) x_k + floor(F constant), the kinds of a strategy together."""
-    fitting = [(k, column) for kind_columns in columns for k, column in kind_columns.fitting()]
-    slopes = [-math.floor(fractions * float(shares[k])) for k, _ in fitting]
-    builder.add_row(
-        f"takes_at_least[{name}]",
-        [columns[0].time, *(column for _, column in fitting)],
-        [fractions, *slopes],
-        math.floor(fractions * constant),
-    )
 
 
 def waits_around_long(

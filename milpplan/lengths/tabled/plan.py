@@ -19,7 +19,6 @@ last (s_n = h); here that is one order among all.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -166,18 +165,11 @@ class TourCostRows:
         used: tuple[int, ...],
         kinds: Sequence[Kind],
         unit_ns: int,
-        highest_ns: float = 0.0,
     ) -> TourCostRows:
-        """Add Z_s, y_t and the rows ``one_tour``.
-
-        ``highest_ns`` is the largest floor of a group, which may be above all times that the strategies' tables
-        allow, since these are rounded below the true times.
-        """
+        """Add Z_s, y_t and the rows ``one_tour``."""
         prices = undominated_tours(problem, used)
         longest_hidden = max((hidden for price in prices for hidden in price.hidden_ns), default=0)
-        upper_bound = (
-            -(-max(longest_hidden, math.ceil(highest_ns), *(serial_ns(kind) for kind in kinds)) // unit_ns) + 1
-        )
+        upper_bound = -(-max(longest_hidden, *(serial_ns(kind) for kind in kinds)) // unit_ns) + 1
         names = [problem.strategies[s].name for s in used]
         times = {
             s: builder.add_variable(f"Z[{name}]", 0, upper_bound, False)

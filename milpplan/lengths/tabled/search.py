@@ -58,7 +58,6 @@ from milpplan.errors import InfeasibleError, SolverError
 from milpplan.lengths.bounds import IdleTimeBound, PipelineCuts
 from milpplan.lengths.tabled.assignment_program import (
     DEFAULT_FRACTIONS,
-    Floors,
     Proof,
     SetRecord,
     assignment_program,
@@ -354,45 +353,8 @@ def solve_groups(
     )
 
 
-def solve_set(
-    problem: GroupedProblem,
-    used: tuple[int, ...],
-    below_ns: float,
-    backend_name: str = "auto",
-    relative_gap: float = 0.0,
-    time_limit_s: float = 60.0,
-    floors: Floors | None = None,
-) -> tuple[GroupedPlan | None, int]:
-    """Solve the step for one set of strategies.
-
-    Args:
-        problem: the step.
-        used: indices of the set's strategies, ascending.
-        below_ns: time of an incumbent from elsewhere.
-        backend_name: solver of the programs.
-        relative_gap: relative gap to the shorter of plan and ``below_ns`` at which the search ends.
-        time_limit_s: limit of wall-clock time (soft).
-        floors: lower bounds of the strategies' groups from elsewhere.
-
-    Returns:
-        The best plan found (None: no plan; it may leave out some of the strategies), and a lower bound in ns of
-        all plans that use exactly these strategies.
-
-    Raises:
-        InvalidInputError: there are more sets of strategies than can be listed.
-    """
-    search = _Search(problem, backend(backend_name), relative_gap, time_limit_s, below_ns, floors)
-    record = next(candidate for candidate in search.sets if candidate.used == used)
-    if record.bound_ns < search.target_ns():
-        search.examine(record)
-    return search.best, record.bound_ns
-
-
 class _Search:
-    """Branch over sets: the sets with their bounds, and the incumbent.
-
-    ``below_ns`` is the time of an incumbent from elsewhere, ``floors`` are bounds of the strategies' groups.
-    """
+    """Branch over sets: the sets with their bounds, and the incumbent."""
 
     def __init__(
         self,
@@ -400,14 +362,10 @@ class _Search:
         solver: Backend,
         relative_gap: float,
         time_limit_s: float,
-        below_ns: float = math.inf,
-        floors: Floors | None = None,
     ) -> None:
         self.problem = problem
         self.solver = solver
         self.relative_gap = relative_gap
-        self.below_ns = below_ns
-        self.floors = floors
         self.cpu_start = time.process_time()
         self.deadline = time.perf_counter() + time_limit_s
         self.cuts = {kind: PipelineCuts(kind) for kind in problem.kinds}
@@ -421,7 +379,7 @@ class _Search:
     @property
     def known_ns(self) -> float:
         """Time of the shortest known step, ns."""
-        return self.below_ns if self.best is None else min(self.below_ns, self.best.time_ns)
+        return math.inf if self.best is None else self.best.time_ns
 
     def bound_ns(self) -> int:
         """Return the smallest bound of all sets, at most the incumbent's time."""
@@ -470,9 +428,7 @@ class _Search:
         unit_ns = self._unit_ns(self._guess_ns(record))
         fractions = _FRACTIONS.get(self.solver.name, DEFAULT_FRACTIONS)
         for profiles in (False, True):
-            program = assignment_program(
-                self.problem, record.used, self.cuts, unit_ns, fractions, profiles, floors=self.floors
-            )
+            program = assignment_program(self.problem, record.used, self.cuts, unit_ns, fractions, profiles)
             relaxation = Relaxation(program.program)
             # Without an answer there are no duals for a bound, so the integer program decides.
             self._raise_bound(record, relaxation.proved_bound(relaxation.solve()), unit_ns, "relaxation")

@@ -36,11 +36,9 @@ import numpy as np
 from milpplan.lengths import StrategyTables
 from milpplan.lengths.bounds import glop
 from milpplan.lengths.bounds.work_bounds import DEEP, LengthClass, LinearBounds, PipelineWorkBound
+from milpplan.lengths.parameters import PARAMETERS
 from milpplan.simulation import BoolArray, FloatArray, IntArray
 
-# Maximum number of weight updates; closed and hopeless sets leave after every so many, hopeless ones from the last
-# number on.
-_TURNS, _CHECK, _MARK = 60, 2, 12
 # Time of a length that does not fit, ns.
 _NEVER = 1e18
 # Tolerance for sums of shares of the workload.
@@ -252,20 +250,22 @@ def _raised(
     bounds_ns, best = np.where(holds, 0.0, np.inf), first.copy()
     open_, earlier_ns = np.flatnonzero(holds), bounds_ns.copy()
     weights = first[open_]
-    for turn in range(_TURNS):
+    for turn in range(PARAMETERS.weight_updates):
         if not len(open_):
             break
-        if turn % _CHECK == 1:
+        if turn % PARAMETERS.updates_per_check == 1:
             is_open = bounds_ns[open_] < target[open_]
-            if turn % _MARK == 1 and turn > 1:
+            if turn % PARAMETERS.updates_per_forecast == 1 and turn > 1:
                 # A set is hopeless if twice its recent rise would not suffice: the rise slows down.
-                rose = (bounds_ns[open_] - earlier_ns[open_]) * (2 * (_TURNS - turn) / _MARK)
+                rose = (bounds_ns[open_] - earlier_ns[open_]) * (
+                    2 * (PARAMETERS.weight_updates - turn) / PARAMETERS.updates_per_forecast
+                )
                 is_open &= bounds_ns[open_] + rose >= target[open_]
                 earlier_ns = bounds_ns.copy()
             open_, weights = open_[is_open], weights[is_open]
             if not len(open_):
                 break
-        if turn % _CHECK == 1 or turn == 0:
+        if turn % PARAMETERS.updates_per_check == 1 or turn == 0:
             terms = problem.terms(sets[open_], index)
         values = _values(*terms, weights)
         bounds = _mixture(weights, values)
@@ -305,9 +305,6 @@ INTERVALS = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.6, 1.0])
 _NARROW = np.unique(np.concatenate([np.linspace(0.0, 0.5, 21), np.linspace(0.5, 1.0, 6)]))
 # Ends of intervals of own-memory bounds.
 _ALONE = np.array([0.0, 0.1, 0.25, 0.4, 0.6, 0.8, 0.9, 0.97, 1.0])
-
-# Share of the work from which a strategy holds nearly everything.
-_NEARLY = 0.8
 
 Kind = Literal["coarse", "none", "longest", "alone"]
 """Level of a pipeline's bounds."""
@@ -464,7 +461,11 @@ class IntervalBounds:
     def nearly_all(self, intervals: dict[int, int]) -> list[int]:
         """Return the strategies that hold nearly everything in these intervals of the level *alone*."""
         edges = {strategy: _ALONE if self._renew(strategy) else INTERVALS for strategy in intervals}
-        return [strategy for strategy, index in intervals.items() if edges[strategy][index + 1] > _NEARLY]
+        return [
+            strategy
+            for strategy, index in intervals.items()
+            if edges[strategy][index + 1] > PARAMETERS.nearly_all_share
+        ]
 
 
 def _edges(level: Kind) -> FloatArray:

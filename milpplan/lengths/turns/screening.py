@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from milpplan.errors import InvalidInputError
+from milpplan.lengths.parameters import PARAMETERS
 from milpplan.lengths.turns.lagrangian_mixtures import (
     SAFETY,
     Bounded,
@@ -27,10 +28,8 @@ from milpplan.lengths.turns.lagrangian_mixtures import (
 )
 from milpplan.simulation import FloatArray, IntArray
 
-# Maximum number of sets of all sizes, and number of sets that are cut in one batch.
-_MAX_SETS, _SPLIT = 20_000_000, 128
-# Share of even weights in the weights that a search starts from.
-_FRESH = 0.05
+# Maximum number of sets of all sizes.
+_MAX_SETS = 20_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +58,6 @@ class Node:
     """Own-memory bounds that were applied, by strategy."""
     nearly_all: list[int] = field(compare=False, default_factory=list)
     """Strategies that hold nearly everything in ``worst_intervals``."""
-    open_loads: dict[int, tuple[FloatArray, float, float]] = field(compare=False, default_factory=dict)
-    """By strategy: work that a sequence adds [n], and the minimum and maximum work of steps that may beat the
-    target."""
 
     def raise_to(self, bound_ns: float) -> None:
         """Raise the bound to ``bound_ns`` if that is higher."""
@@ -157,8 +153,8 @@ def split(
     """
     open_sets: list[StrategySet] = []
     dropped, last = np.inf, None
-    for start in range(0, len(sets), _SPLIT):
-        batch = sets[start : start + _SPLIT]
+    for start in range(0, len(sets), PARAMETERS.screening_batch):
+        batch = sets[start : start + PARAMETERS.screening_batch]
         if time.perf_counter() > deadline:
             open_sets += sets[start:]
             break
@@ -186,7 +182,7 @@ def branched(
     whole: Sequence[int],
     cuts: Sequence[tuple[int, Mapping[int, Sequence[int]]]],
     target_ns: float,
-) -> tuple[float, IntArray | None, IntArray]:
+) -> tuple[float, IntArray | None]:
     """Bound one set by cutting its strategies into parts one after another.
 
     Args:
@@ -196,15 +192,14 @@ def branched(
         target_ns: choices of parts that reach it are cut no further.
 
     Returns:
-        The bound in ns; the choice of parts [q] on which it rests, None if that was cut no further; and all
-            choices below the target, [N, q].
+        The bound in ns, and the choice of parts [q] on which it rests, None if that was cut no further.
     """
     choices = _Choices.of(problem, np.array([whole]))
     for position, parts in cuts:
         choices = choices.cut(position, parts, target_ns)
     sharpest, row = _sharpest(choices.bounds, choices.rows, problem, target_ns)
     dropped = float(choices.closed[0])
-    return (dropped, None, choices.rows) if dropped < sharpest else (sharpest, row, choices.rows)
+    return (dropped, None) if dropped < sharpest else (sharpest, row)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -253,7 +248,8 @@ class _Choices:
         weights = self.weights[parents]
         weights[:, :, position] = self.last[rows[:, position, None], is_longest[:, position]]
         # A weight of zero would stay zero.
-        weights = (1.0 - _FRESH) * weights + _FRESH * even_weights(self.problem)[is_longest]
+        even_share = PARAMETERS.even_weight_share
+        weights = (1.0 - even_share) * weights + even_share * even_weights(self.problem)[is_longest]
         bounds, weights = subgradient_bound_ns(self.problem, rows, target_ns, weights)
         self.last[rows[:, None, :], is_longest] = weights
         is_closed = bounds >= target_ns

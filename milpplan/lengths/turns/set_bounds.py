@@ -220,32 +220,6 @@ class SetBounds:
         best_row = int(np.where(allocated > 0.0, allocated + bounds.constants, -np.inf).argmax())
         return np.asarray(bounds.shares[best_row] * (1.0 + bounds.constants[best_row] / allocated[best_row]))
 
-    def floors(self, node: Node, splits: Sequence[IntArray]) -> dict[int, list[tuple[FloatArray, float]]]:
-        """Return, by position in a set, bounds that are tight if its sequences are divided about as in ``splits``
-        [q, n], for work that is open."""
-        strategies, floors = node.screened.strategies, {}
-        for position, (strategy, number) in enumerate(
-            zip(strategies, self.num_exclusive(strategies), strict=True)
-        ):
-            bounds = self._linear(strategies, strategy, number)
-            fits, member, rows = np.isfinite(bounds.shares[0]), self.members[strategy], set()
-            if self.pool.num_stages(member) > 1:
-                work_bound = self._work_bound(member)
-                low, high = 0.0, 1.0
-                if strategy in node.open_loads:
-                    low, high = _within(
-                        work_bound.sequence_loads / work_bound.total_load, fits, *node.open_loads[strategy]
-                    )
-                    high = min(1.0, high)
-                rows.add(len(bounds.constants))
-                bounds = work_bound.chords_between(bounds, min(low, high / 2), high)
-            for division in splits:
-                values = bounds.shares[:, fits] @ division[position][fits] + bounds.constants
-                rows |= set(np.argsort(values)[-PARAMETERS.num_floors :].tolist())
-            shares = np.where(fits, bounds.shares, 0.0)
-            floors[position] = [(shares[row], float(bounds.constants[row])) for row in sorted(rows)]
-        return floors
-
     def branch(self, node: Node, levels: Sequence[Kind], target_ns: float) -> None:
         """Bound the set by cutting its pipelines into intervals of their work, then into classes, at these
         levels."""
@@ -276,24 +250,15 @@ class SetBounds:
             interval_cuts.append((position, {position: places[:-1]}))
             if len(intervals[0]) > 1:
                 class_cuts.append((position, {low: list(range(low + 1, high)) for low, high in pairwise(places)}))
-        if interval_cuts or any(numbers):
-            problem = self.screening_problem(owners, bounds, load_ranges)
-            all_cuts = interval_cuts + class_cuts
-            bound_ns, worst_choice, open_choices = branched(
-                problem, list(range(len(interval_bounds))), all_cuts, target_ns - node.order_ns
-            )
-            node.raise_to(bound_ns + node.order_ns)
-            node.worst_intervals = (
-                {} if worst_choice is None else _intervals(strategies, interval_cuts, worst_choice.tolist())
-            )
-            for position, part_map in interval_cuts if len(open_choices) else []:
-                numbered = _numbers(part_map, open_choices[:, position])
-                sequence_loads, ends = self.interval_bounds.ends(strategies[position], levels[position])
-                node.open_loads[strategies[position]] = (
-                    sequence_loads,
-                    float(ends[numbered.min()]),
-                    float(ends[numbered.max() + 1]),
-                )
+        problem = self.screening_problem(owners, bounds, load_ranges)
+        all_cuts = interval_cuts + class_cuts
+        bound_ns, worst_choice = branched(
+            problem, list(range(len(interval_bounds))), all_cuts, target_ns - node.order_ns
+        )
+        node.raise_to(bound_ns + node.order_ns)
+        node.worst_intervals = (
+            {} if worst_choice is None else _intervals(strategies, interval_cuts, worst_choice.tolist())
+        )
 
 
 def _within(

@@ -6,19 +6,17 @@ bound is always next, as it determines the bound of the step.
  1. *Screening* (``screening``): all sets at once with free switches, then with their pipelines' work in intervals.
  2. *Own memory*: bounds of its strategies as if each had the memory to itself, with the term of the longest
     sequence for a strategy that holds nearly everything. Repeated whenever such a bound rises. Then the strategies
-    that are in many sets get the bounds of 5 and 6, once for all sets.
- 3. *Pricing of switches*: the cheapest order with a lower bound of its switches; after 5, with the switches
+    that are in many sets get the bounds of 4 and 5, once for all sets.
+ 3. *Pricing of switches*: the cheapest order with a lower bound of its switches; after 4, with the switches
     themselves.
- 4. *Opening* as in 8, if the bound rests on pipelines that hold next to nothing.
- 5. *Narrow intervals* of the pipelines' work, with the capacity of their micro-batches. The first set that gets
+ 4. *Narrow intervals* of the pipelines' work, with the capacity of their micro-batches. The first set that gets
     here is packed as its linear programs divide the sequences.
- 6. *Longest sequence*: pipelines branch on whether they hold the longest sequence of all, and on what that adds to
+ 5. *Longest sequence*: pipelines branch on whether they hold the longest sequence of all, and on what that adds to
     their time.
- 7. *Exclusive sequences*: programs of pipelines of one replica with all sequences that only they hold
+ 6. *Exclusive sequences*: programs of pipelines of one replica with all sequences that only they hold
     (``ExclusiveProgram``).
- 8. *Opening*: ``tabled.search.solve_set`` on the tables of the set, with bounds that are tight where its linear
-    programs divide the sequences. The answer is packed and timed exactly. Some sets without pipelines are opened
-    first, to find a short step early.
+ 7. *Packing* as the linear programs of its bounds divide the sequences, timed exactly. Some sets without pipelines
+    are packed first, to find a short step early.
 
 All steps use the sequences that only one strategy of the set can hold (``exclusive_sequences``). When the time is
 over, a set keeps its bound.
@@ -40,7 +38,6 @@ from milpplan.lengths.side_by_side.teams import TeamStep
 from milpplan.lengths.tabled import (
     GroupedProblem,
     SwitchTimes,
-    solve_set,
 )
 from milpplan.lengths.tabled.plan import best_tour, least_overhead_ns
 from milpplan.lengths.turns.lagrangian_mixtures import Kind, best_shares
@@ -107,11 +104,10 @@ class Orders:
 class TurnSearch:
     """Search for steps of several strategies: the open sets, the switches between strategies, the incumbent."""
 
-    def __init__(self, pool: StrategyTables, best: AnyStep, gap: float, backend: str) -> None:
+    def __init__(self, pool: StrategyTables, best: AnyStep, gap: float) -> None:
         self.pool = pool
         self.best = best
         self.gap = gap
-        self.backend = backend
         self.is_bounded = False
         # Sets that screening kept, closed sets included, and the lowest bound of all others.
         self.nodes: list[Node] = []
@@ -156,7 +152,7 @@ class TurnSearch:
             screening = self.screen(max_strategies)
             self.dropped_ns, self.num_sets = screening.dropped_ns, len(screening.sets)
             # Sets beyond the limit are not tightened.
-            limit = max(PARAMETERS.min_kept_sets, int((deadline - time.perf_counter()) / PARAMETERS.kept_set_s))
+            limit = PARAMETERS.max_kept_sets
             self.dropped_ns = min(
                 [self.dropped_ns, *(screened.bound_ns for screened in screening.sets[limit : limit + 1])]
             )
@@ -211,29 +207,26 @@ class TurnSearch:
             self._own_memory_with_longest,
             self._common,
             self._price_roughly,
-            self._open_small,
             self._narrow,
             self._price,
             self._pack_first,
             self._longest,
             self._own_memory,
             self._exclusive,
-            self._open,
+            self._pack,
         ]
         return Node(screened.bound_ns, number, screened, bounding_steps=bounding_steps)
 
     def _first(self, nodes: list[Node]) -> None:
-        """Open the first sets without pipelines: their tables are tight, and a short step prunes other sets."""
-        end = self._end_after(PARAMETERS.opened_first_share * (self.deadline - time.perf_counter()))
-        for node in [node for node in nodes if not self._pipelines_of(node)][: PARAMETERS.num_opened_first]:
+        """Pack the first sets without pipelines: their bounds are tight, and a short step prunes other sets."""
+        end = self._end_after(PARAMETERS.packed_first_share * (self.deadline - time.perf_counter()))
+        for node in [node for node in nodes if not self._pipelines_of(node)][: PARAMETERS.num_packed_first]:
             if time.perf_counter() > end or node.bound_ns >= self.target_ns:
                 break
             self._price(node)
             self._coarse(node)
             if node.bound_ns < self.best.time_ns:
                 self._arrange(node, self._linear_splits(node), end)
-            if node.bound_ns < self.target_ns:
-                self._open(node)
             node.bounding_steps = []
 
     def _polish(self, bound_ns: float) -> None:
@@ -365,27 +358,9 @@ class TurnSearch:
         """Bound the set by bounds of these levels of its pipelines."""
         self.bounds.branch(node, levels, self.target_ns)
 
-    def _open(self, node: Node) -> None:
-        """Search the tables of the set and time the answer exactly."""
-        members = self._members_of(node)
-        problem = self.orders.problem(members, self.switches.times(members))
-        seconds = max(PARAMETERS.min_program_s, PARAMETERS.opening_share * (self.deadline - time.perf_counter()))
-        indices, below_ns = tuple(range(len(members))), self.best.time_ns
-        floors = self.bounds.floors(node, self._linear_splits(node))
-        plan, bound_ns = solve_set(problem, indices, below_ns, self.backend, self.gap, seconds, floors)
-        # The program does not cover work that is already closed.
-        node.raise_to(min(float(bound_ns), self.target_ns))
-        if plan is not None:
-            counts = {members[group.strategy]: group.counts for group in plan.groups}
-            self._arrange(node, [np.array([counts.get(member, 0 * self.pool.load.counts) for member in members])])
-
-    def _open_small(self, node: Node) -> None:
-        """Open the set if its bound rests on pipelines that hold next to nothing, whose further bounds would not
-        raise it much."""
-        if node.worst_intervals and not any(node.worst_intervals.values()):
-            self._price(node)
-            self._open(node)
-            node.bounding_steps = [self._longest]
+    def _pack(self, node: Node) -> None:
+        """Pack the steps that the linear programs of the set's bounds suggest."""
+        self._arrange(node, self._linear_splits(node))
 
     def _arrange(self, node: Node, splits: Sequence[IntArray], deadline: float = np.inf) -> None:
         """Pack the steps of a set that divide its sequences like ``splits`` ([q, n] each), until the

@@ -8,7 +8,6 @@ import pytest
 from milpplan.lengths.bounds import IdleTimeBound, PipelineCuts
 from milpplan.lengths.tabled import (
     solve_groups,
-    solve_set,
     undominated_tours,
 )
 from milpplan.lengths.tabled.assignment_program import assignment_program, ranked_sets
@@ -41,38 +40,6 @@ def test_bound_and_plan_hold_with_a_gap(seed: int) -> None:
     result = solve_groups(problem, "highs", relative_gap=0.1)
     assert result.bound_ns <= least_time_ns(problem) <= result.plan.time_ns
     assert result.gap <= 0.1
-
-
-@pytest.mark.parametrize("backend_name", ["cpsat", "highs"])
-@pytest.mark.parametrize("seed", range(400, 404))
-def test_one_set_is_that_of_all_its_plans(seed: int, backend_name: str) -> None:
-    """Every set by itself: nothing of it is shorter than its bound, which is that of all its plans unless one is
-    found or known that is shorter, by fewer strategies or from elsewhere; what is known of a strategy's group
-    counts, and nothing else does."""
-    problem = random_problem(seed)
-    cuts, best = {kind: PipelineCuts(kind) for kind in problem.kinds}, least_time_ns(problem)
-    for record in ranked_sets(problem, cuts):
-        least = least_time_ns(problem, record.used)
-        nothing, first = np.zeros(len(problem.lengths)), record.used[0]
-        little = {first: [(nothing, 0.0), (nothing + 0.5, -1.0)]}
-        for below_ns, floors in (
-            (float("inf"), None),
-            (1.5 * best, None),
-            (float("inf"), little),
-            (0.8 * best, None),
-        ):
-            plan, bound_ns = solve_set(problem, record.used, below_ns, backend_name, floors=floors)
-            assert bound_ns <= least
-            known = below_ns if plan is None else min(below_ns, plan.time_ns)
-            if least == float("inf"):
-                assert plan is None
-                continue
-            assert bound_ns >= min(least, np.floor(known)), (record.used, below_ns)
-            assert plan is None or plan.time_ns >= best
-        # A group that takes more than all.
-        dear = {first: [(nothing, 2.0 * best)]}
-        plan, bound_ns = solve_set(problem, record.used, 1.5 * best, backend_name, floors=dear)
-        assert bound_ns >= np.floor(1.5 * best if plan is None else min(1.5 * best, plan.time_ns))
 
 
 @pytest.mark.parametrize("seed", [184, 288])
