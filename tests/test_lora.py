@@ -14,15 +14,14 @@ from milpplan import Layout, Problem, simulate
 from milpplan.cli.app import app
 from milpplan.errors import IllegalPlanError
 from milpplan.launchers import restrict
-from milpplan.problem import Job, Lora, Plan
+from milpplan.problem import Job, Lora
 from milpplan.simulation import LayoutColumns, states
 from milpplan.simulation.layers import Part, Phase, layer_activations, layer_seconds, trained_parameters
 from milpplan.simulation.layout_costs import layout_costs
 from milpplan.validation import used_terms
 from tests.amounts import long_but
-from tests.communication.test_traffic import assert_sums
+from tests.consumers import assert_consumers_agree
 from tests.optimize.problems import random_problem
-from tests.optimize.test_bounds import Costed, assert_bounds_hold
 from tests.optimize.test_optimality import BACKENDS, check
 from tests.simulation.cases import (
     MODEL_HARDWARE,
@@ -32,11 +31,10 @@ from tests.simulation.cases import (
     problem_of,
     random_cases,
     random_layout,
-    random_plan,
     takes_adapters,
 )
 from tests.simulation.cases import random_problem as real_problem
-from tests.simulation.test_bulk import disagreements, switched, with_host
+from tests.simulation.test_bulk import switched, with_host
 
 INDEXED = next(case for case in MODEL_HARDWARE if case[0] == "deepseek-v3.2")
 """A model with sparse attention."""
@@ -167,13 +165,7 @@ def test_bulk_bounds_and_traffic_know_adapters(seed: int) -> None:
     random = np.random.default_rng(seed)
     problem = with_host(adapted(random, real_problem(random)))
     layouts = [switched(random, problem, random_layout(random, problem)) for _ in range(12)]
-    assert disagreements(problem, layouts, 6, random) == []
-    plain = [layout for layout in layouts if not layout.offloads and layout.tp_overlap == "none"]
-    costed = Costed.of(problem, LayoutColumns.of(plain))
-    for row, layout in enumerate(plain[:4]):
-        plan = Plan.model_validate(random_plan(random, problem, layout).model_dump())
-        assert_bounds_hold(problem, costed, row, plan)
-        assert_sums(problem, plan, "ring")
+    assert_consumers_agree(problem, layouts, random)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

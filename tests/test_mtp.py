@@ -17,7 +17,7 @@ from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers import ImportRequest, restrict
 from milpplan.launchers.megatron.rules import stage_layers, stage_string
 from milpplan.launchers.megatron_bridge.launcher import MegatronBridge, imported
-from milpplan.problem import Lora, ModelSpec, Plan
+from milpplan.problem import Lora, ModelSpec
 from milpplan.simulation import LayoutColumns
 from milpplan.simulation.layers import (
     EXPOSED,
@@ -36,11 +36,10 @@ from milpplan.simulation.layout_costs import layout_costs
 from milpplan.validation.terms import used_terms
 from tests.amounts import long_but
 from tests.communication.test_messages import free_of_contention, seconds
-from tests.communication.test_traffic import assert_sums
+from tests.consumers import assert_consumers_agree
 from tests.launchers.cases import deepseek, llama_uneven, round_trip
 from tests.launchers.test_megatron_round_trip import assert_same
 from tests.optimize.problems import random_problem
-from tests.optimize.test_bounds import Costed, assert_bounds_hold
 from tests.optimize.test_optimality import BACKENDS, check
 from tests.simulation.cases import (
     MODEL_HARDWARE,
@@ -48,10 +47,9 @@ from tests.simulation.cases import (
     ideal_hardware,
     problem_of,
     random_layout,
-    random_plan,
 )
 from tests.simulation.cases import random_problem as real_problem
-from tests.simulation.test_bulk import disagreements, switched, with_host
+from tests.simulation.test_bulk import switched, with_host
 
 PREDICTING = [case for case in MODEL_HARDWARE if case[0] != "nemotron-3-nano"]
 """Models whose last layer has attention and a feed-forward block."""
@@ -171,13 +169,7 @@ def test_bulk_bounds_and_traffic_know_the_layers(seed: int) -> None:
         problem = real_problem(random)
     problem = with_host(predicting(problem, int(random.integers(1, 3))))
     layouts = [switched(random, problem, random_layout(random, problem)) for _ in range(12)]
-    assert disagreements(problem, layouts, 6, random) == []
-    plain = [layout for layout in layouts if not layout.offloads and layout.tp_overlap == "none"]
-    costed = Costed.of(problem, LayoutColumns.of(plain))
-    for row, layout in enumerate(plain[:4]):
-        plan = Plan.model_validate(random_plan(random, problem, layout).model_dump())
-        assert_bounds_hold(problem, costed, row, plan)
-        assert_sums(problem, plan, "ring")
+    assert_consumers_agree(problem, layouts, random)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -15,7 +15,7 @@ from milpplan.cli.app import app
 from milpplan.communication.wires import end_messages
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers import restrict
-from milpplan.problem import DenseMlp, GroupedQueryAttention, LayerRun, Plan, Projector, VisionEncoder
+from milpplan.problem import DenseMlp, GroupedQueryAttention, LayerRun, Projector, VisionEncoder
 from milpplan.problem.huggingface.config import model_from_config
 from milpplan.simulation import LayoutColumns
 from milpplan.simulation.layers import Part, Phase, embedding_endpoint, mfu, total_parameters, trained_parameters
@@ -24,13 +24,12 @@ from milpplan.switching.ownership import model_tensors
 from milpplan.validation.terms import used_terms
 from tests.amounts import long_but
 from tests.communication.test_messages import free_of_contention, seconds
-from tests.communication.test_traffic import assert_sums
+from tests.consumers import assert_consumers_agree
 from tests.optimize.problems import random_problem
-from tests.optimize.test_bounds import Costed, assert_bounds_hold
 from tests.optimize.test_optimality import BACKENDS, check
-from tests.simulation.cases import even_plan, ideal_hardware, problem_of, random_layout, random_plan
+from tests.simulation.cases import even_plan, ideal_hardware, problem_of, random_layout
 from tests.simulation.cases import random_problem as real_problem
-from tests.simulation.test_bulk import disagreements, switched, with_host
+from tests.simulation.test_bulk import switched, with_host
 
 DATA = Path(__file__).parent / "data"
 QWEN_ENCODER = 576_388_336
@@ -224,13 +223,7 @@ def test_bulk_bounds_and_traffic_know_images(seed: int) -> None:
     layouts = [switched(random, problem, random_layout(random, problem)) for _ in range(12)]
     if problem.recomputes_vision:
         layouts[::2] = [layout.model_copy(update={"recompute_vision": True}) for layout in layouts[::2]]
-    assert disagreements(problem, layouts, 6, random) == []
-    plain = [layout for layout in layouts if not layout.offloads and layout.tp_overlap == "none"]
-    costed = Costed.of(problem, LayoutColumns.of(plain))
-    for row, layout in enumerate(plain[:4]):
-        plan = Plan.model_validate(random_plan(random, problem, layout).model_dump())
-        assert_bounds_hold(problem, costed, row, plan)
-        assert_sums(problem, plan, "ring")
+    assert_consumers_agree(problem, layouts, random)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
