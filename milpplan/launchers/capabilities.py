@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -77,8 +77,6 @@ class Capability:
     """Settings that ``--micro-batch``, ``--accumulation`` and ``--seq-len`` state where files leave them out."""
     hybrid_stages: tuple[int, ...] = (1, 2, 3)
     """ZeRO stages that it can shard within groups of replicas (``Layout.dp_replicate``)."""
-    trains_mtp_layers: bool = False
-    """True if it trains layers of multi-token prediction (``Job.mtp_layers``)."""
     complete: bool = False
     """True if limits and rules cover every refusal of an export, so that a space can be restricted to them."""
 
@@ -170,7 +168,6 @@ autograd saves in a layer is equal to the byte, but for the rotary tables and th
 WHOLE_NODES = {"whole_nodes": RowRule(whole_nodes, "torchrun starts as many processes on every node")}
 NO_STREAMS = "it keeps on the host what this plan streams beside the layers only in other ways"
 NO_GROUPS = Limit((1,), "it has no hybrid sharding that is priced: states are sharded over all replicas")
-NO_TILES = "it has no tiles of products beside their messages that are known to take the time that is priced"
 FSDP_RULES = {
     **WHOLE_NODES,
     "whole_key_value_heads": RowRule(
@@ -200,3 +197,18 @@ FSDP_LIMITS = {
 def own_orders(problem: Problem) -> dict[str, Limit]:
     """Limit rank orders to tp-cp-dp-pp. An export may replace it by another order with the same placement."""
     return {"rank_order": Limit(("tp-cp-dp-pp",), "its ranks stand as tp-cp-dp-pp")}
+
+
+def config_capability(limits: Mapping[str, Limit], rules: Mapping[str, RowRule], **declared: Any) -> Capability:
+    """Declare a target of one configuration file, which torchrun starts on whole nodes.
+
+    Its ranks stand as tp-cp-dp-pp, and no products are tiled beside their messages.
+
+    Args:
+        limits: its limits beside tiles.
+        rules: its rules beside whole nodes.
+        declared: other fields of ``Capability``.
+    """
+    tiles = Limit(("none",), "it has no tiles of products beside messages that are known to take the time priced")
+    rules = {**WHOLE_NODES, **rules}
+    return Capability(limits={"tp_overlap": tiles, **limits}, rules=rules, more_limits=own_orders, **declared)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from milpplan.errors import IllegalPlanError
 from milpplan.launchers.capabilities import Capability
-from milpplan.launchers.records import ConfigLaunch, Refusal
+from milpplan.launchers.records import ConfigLaunch, Imported, ImportRequest, Refusal
 from milpplan.problem import SCHEDULES, Layout, ModelSpec, Plan, Problem, RankOrder
 from milpplan.units import counted
 
@@ -59,12 +60,8 @@ def word(value: object) -> str:
 
 
 def job_refusals(problem: Problem) -> list[Refusal]:
-    """Refuse jobs that need several node types, and models with indexers or encoders, which no export writes."""
+    """Refuse what no export writes: encoders, inference, frozen parts, unusual states, several node types."""
     refusals = []
-    if problem.model.has_indexers:
-        refusals.append(
-            Refusal(f"{problem.model.name} attends to keys that an indexer selects, and exports write none")
-        )
     if problem.model.vision is not None:
         refusals.append(Refusal(f"{problem.model.name} has a vision encoder, and exports write none"))
     if problem.inference:
@@ -73,14 +70,25 @@ def job_refusals(problem: Problem) -> list[Refusal]:
         refusals.append(Refusal(f"{problem.job.frozen_text}: the writer sets no adapters and freezes nothing"))
     if unwritten := problem.hardware.software.unwritten_text:
         refusals.append(Refusal(f"{unwritten}: the writer has states in fp32, and a ring of keys and values"))
-    if problem.job.mtp_layers:
-        refusals.append(Refusal("the job trains layers of multi-token prediction, and this has none"))
     if problem.other_hardware:
         names = ", ".join(hardware.name for hardware in problem.node_types)
         refusals.append(
             Refusal(f"the cluster has several node types ({names}), and torchrun starts nodes in any order")
         )
     return refusals
+
+
+def plain_job_refusals(problem: Problem) -> list[Refusal]:
+    """Refuse what Megatron-LM's export alone writes, indexers and layers of multi-token prediction, and
+    ``job_refusals``."""
+    refusals = []
+    if problem.model.has_indexers:
+        refusals.append(
+            Refusal(f"{problem.model.name} attends to keys that an indexer selects, and exports write none")
+        )
+    if problem.job.mtp_layers:
+        refusals.append(Refusal("the job trains layers of multi-token prediction, and this has none"))
+    return refusals + job_refusals(problem)
 
 
 def problem_refusals(problem: Problem, products: str, gradients: str, attention: str) -> list[Refusal]:
@@ -92,7 +100,7 @@ def problem_refusals(problem: Problem, products: str, gradients: str, attention:
         gradients: why there is no other format of gradients.
         attention: why there is no unfused attention kernel.
     """
-    job, refusals = problem.job, job_refusals(problem)
+    job, refusals = problem.job, plain_job_refusals(problem)
     if job.precision != "bf16":
         refusals.append(Refusal(f"precision {job.precision}: {products}"))
     if job.grad_dtype != "fp32":
@@ -104,7 +112,7 @@ def problem_refusals(problem: Problem, products: str, gradients: str, attention:
 
 def format_refusals(problem: Problem, kernels: Collection[str], gradients: Collection[str]) -> list[Refusal]:
     """Refuse jobs that need several node types, another format than bf16, or a kernel or gradients not listed."""
-    job, refusals = problem.job, job_refusals(problem)
+    job, refusals = problem.job, plain_job_refusals(problem)
     if job.precision != "bf16":
         refusals.append(Refusal(f"precision {job.precision}: it computes in bf16"))
     if job.grad_dtype not in gradients:
@@ -127,6 +135,36 @@ def field_refusals(capability: Capability, layout: Layout, num_replicas: int | N
         Refusal(f"{name}={word(getattr(layout, name))}: {limit.why}", f"{name}={word(limit.values[0])}")
         for name, limit in refused.items()
     ]
+
+
+def plan_refusals(
+    capability: Capability, problem: Problem, plan: Plan, num_replicas: int | None = None, *, rules: bool = True
+) -> list[Refusal]:
+    """Refuse recomputation, fields and combinations of fields that the target's declaration does not have.
+
+    Args:
+        capability: the declaration.
+        problem: the problem of the plan.
+        plan: the plan to run.
+        num_replicas: as in ``field_refusals``.
+        rules: False: of the combinations only uneven nodes; the caller compares the others with the run itself.
+
+    Raises:
+        IllegalPlanError: the plan has heterogeneous replicas.
+    """
+    check_replicas(capability, plan)
+    recomputed, layout = recompute_refusals(plan), plan.layout
+    if rules:
+        return [*recomputed, *layout_refusals(capability, problem, layout, num_replicas)]
+    return [*recomputed, *whole_nodes(problem, layout)[2], *field_refusals(capability, layout, num_replicas)]
+
+
+def layout_refusals(
+    capability: Capability, problem: Problem, layout: Layout, num_replicas: int | None = None
+) -> list[Refusal]:
+    """Refuse fields (as ``field_refusals``) and combinations of fields that the declaration does not have."""
+    fields = field_refusals(capability, layout, num_replicas)
+    return [*fields, *rule_refusals(capability, problem, layout)]
 
 
 def layout_differences(
@@ -190,6 +228,23 @@ def title_of(problem: Problem, plan: Plan) -> tuple[str, ...]:
     )
 
 
+def start_of(capability: Capability, version: str, problem: Problem, plan: Plan) -> dict[str, Any]:
+    """Return the fields of a launch that follow from the plan alone: target, version, title and processes.
+
+    Raises:
+        IllegalPlanError: the GPUs are no whole nodes.
+    """
+    num_nodes, gpus_per_node, uneven = whole_nodes(problem, plan.layout)
+    refuse(capability.name, uneven)
+    return {
+        "target": capability.name,
+        "version": version,
+        "title": title_of(problem, plan),
+        "num_nodes": num_nodes,
+        "gpus_per_node": gpus_per_node,
+    }
+
+
 def config_launch(
     capability: Capability,
     version: str,
@@ -200,17 +255,8 @@ def config_launch(
     environment: Mapping[str, str] | None = None,
 ) -> ConfigLaunch:
     """Build the launch of a plan by a configuration file with the given settings and remarks."""
-    num_nodes, gpus_per_node, _ = whole_nodes(problem, plan.layout)
-    return ConfigLaunch(
-        target=capability.name,
-        version=version,
-        title=title_of(problem, plan),
-        num_nodes=num_nodes,
-        gpus_per_node=gpus_per_node,
-        environment=dict(environment or {}),
-        settings=settings,
-        notes=tuple(notes),
-    )
+    start = start_of(capability, version, problem, plan)
+    return ConfigLaunch(**start, environment=dict(environment or {}), settings=settings, notes=tuple(notes))
 
 
 def check_replicas(capability: Capability, plan: Plan) -> None:
@@ -263,3 +309,27 @@ def rule_refusals(capability: Capability, problem: Problem, layout: Layout) -> l
         why = f"hybrid sharding at ZeRO {layout.zero_stage} (dp_replicate={layout.dp_replicate}) is not priced"
         refusals.append(Refusal(f"{why} as it runs", "dp_replicate=1"))
     return refusals
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigLauncher:
+    """Launcher of a program that reads one configuration file."""
+
+    capability: Capability
+    """Layouts that the program can run."""
+    refusals: Callable[[Problem], list[Refusal]]
+    """Finds the properties of a problem that no run of the program has."""
+    export: Callable[[Problem, Plan, str], ConfigLaunch]
+    """Turns a plan into a launch of a version; raises ``IllegalPlanError`` with all reasons where it cannot."""
+    files: Callable[[ConfigLaunch, str], dict[str, str]]
+    """Writes a launch as files by name, for milpplan's version."""
+    read: Callable[[ImportRequest], Imported]
+    """Reads such a file, or a script that has one, into a problem and a plan."""
+
+    def check(self, problem: Problem, version: str) -> None:
+        """Refuse a problem for which the program can run no plan.
+
+        Raises:
+            IllegalPlanError: gives all reasons.
+        """
+        refuse(self.capability.name, self.refusals(problem))

@@ -214,6 +214,34 @@ def job_of(layout: Layout, sequence_length: object, *, lora: Lora | None = None,
     )
 
 
+def problem_of(
+    request: ImportRequest,
+    model: ModelSpec,
+    layout: Layout,
+    sequence_length: object,
+    software: Mapping[str, object],
+    *,
+    lora: Lora | None = None,
+    **formats: str,
+) -> Problem:
+    """Build the problem that a file describes, on the cluster of the request.
+
+    Args:
+        request: gives cluster and number of processes.
+        model: the model that is trained.
+        layout: the layout that the file starts.
+        sequence_length: as in ``job_of``, like ``lora`` and ``formats``.
+        software: fields of ``Software`` that the file decides.
+
+    Raises:
+        InvalidInputError: the file starts another number of processes, or the values describe no valid job.
+    """
+    check_gpus(request.num_gpus, layout.num_gpus, request.source)
+    there = request.hardware.software.model_copy(update=software)
+    hardware = request.hardware.model_copy(update={"software": there})
+    return Problem(model=model, hardware=hardware, job=job_of(layout, sequence_length, lora=lora, **formats))
+
+
 AT_MOST = "All sequences are priced as {} tokens: without packing they are at most as long."
 """Note where a file gives the maximum length of sequences."""
 ADAPTERS = "Adapters are on {}."

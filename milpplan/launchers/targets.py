@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from milpplan.errors import IllegalPlanError, UnknownNameError
-from milpplan.launchers.accelerate.launcher import Accelerate
-from milpplan.launchers.automodel.launcher import AutoModel
+from milpplan.launchers.accelerate.launcher import LAUNCHER as ACCELERATE
+from milpplan.launchers.automodel.launcher import LAUNCHER as AUTOMODEL
 from milpplan.launchers.capabilities import Capability
-from milpplan.launchers.deepspeed.launcher import DeepSpeed
+from milpplan.launchers.deepspeed.launcher import LAUNCHER as DEEPSPEED
 from milpplan.launchers.megatron.exports import MS_SWIFT, SLIME, VERL
 from milpplan.launchers.megatron.launcher import Megatron
 from milpplan.launchers.megatron_bridge.launcher import MegatronBridge
-from milpplan.launchers.nanotron.launcher import Nanotron
+from milpplan.launchers.nanotron.launcher import LAUNCHER as NANOTRON
 from milpplan.launchers.records import ConfigLaunch, Imported, ImportRequest, Launch
-from milpplan.launchers.torchtitan.launcher import Torchtitan
+from milpplan.launchers.torchtitan.launcher import LAUNCHER as TORCHTITAN
 from milpplan.plugins import PluginError, plugin, plugin_names, plugin_title
 from milpplan.problem import Plan, Problem, Space
 from milpplan.problem.catalog import fitted_hardware
@@ -58,11 +59,11 @@ class Launcher(Protocol):
 TARGETS: dict[str, Launcher] = {
     "megatron": Megatron(),
     "megatron-bridge": MegatronBridge(),
-    "torchtitan": Torchtitan(),
-    "nanotron": Nanotron(),
-    "deepspeed": DeepSpeed(),
-    "accelerate": Accelerate(),
-    "automodel": AutoModel(),
+    "torchtitan": TORCHTITAN,
+    "nanotron": NANOTRON,
+    "deepspeed": DEEPSPEED,
+    "accelerate": ACCELERATE,
+    "automodel": AUTOMODEL,
     "slime": SLIME,
     "ms-swift": MS_SWIFT,
     "verl": VERL,
@@ -84,12 +85,7 @@ def target_named(name: str, option: str) -> Launcher:
     """
     names = target_names()
     if name not in names:
-        close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
-        raise UnknownNameError(
-            f"{option} {shown(name)} does not exist.",
-            f"Expected one of {', '.join(names)}.",
-            f"Did you mean {close[0]}?" if close else "Give one of these names.",
-        )
+        raise _unknown(name, names, option)
     if name in TARGETS:
         return TARGETS[name]
     target = plugin("exporters", name)
@@ -100,6 +96,15 @@ def target_named(name: str, option: str) -> Launcher:
             "Repair its package.",
         )
     return target
+
+
+def _unknown(name: str, names: Sequence[str], option: str) -> UnknownNameError:
+    close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    return UnknownNameError(
+        f"{option} {shown(name)} does not exist.",
+        f"Expected one of {', '.join(names)}.",
+        f"Did you mean {close[0]}?" if close else "Give one of these names.",
+    )
 
 
 def launch_document(launch: Launch | ConfigLaunch) -> str:
@@ -141,37 +146,6 @@ def restrict(problem: Problem, target: str, version: str | None = None, *, stack
     """
     capability = _capability_named(target)
     chosen = version_of(capability, version)
-    if problem.inference:
-        raise IllegalPlanError(
-            f"The job is inference, and the target {capability.name}.",
-            "Expected a job of training: the launchers here train.",
-            "Leave --target or --inference out.",
-        )
-    if problem.job.frozen_text:
-        raise IllegalPlanError(
-            f"The job has {problem.job.frozen_text}, and the target is {capability.name}.",
-            "Expected a job that trains all weights: milpplan writes no adapters and no frozen parts.",
-            "Leave --target out and copy the degrees of the plan, or leave --lora-rank and --freeze out.",
-        )
-    if problem.job.mtp_layers and not capability.trains_mtp_layers:
-        raise IllegalPlanError(
-            f"The job trains layers of multi-token prediction, and the target is {capability.name}.",
-            "Expected a target whose writer has them: megatron or megatron-bridge.",
-            "Leave --target or --mtp-layers out.",
-        )
-    if problem.model.vision is not None:
-        raise IllegalPlanError(
-            f"{problem.model.name} has a vision encoder, and the target is {capability.name}.",
-            "Expected a language model: milpplan writes no encoders.",
-            "Leave --target out and copy the degrees of the plan, or read the config with --ignore vision_config.",
-        )
-    if problem.other_hardware:
-        names = ", ".join(hardware.name for hardware in problem.node_types)
-        raise IllegalPlanError(
-            f"The cluster has several node types ({names}), and the target is {capability.name}.",
-            "Expected nodes of one type: launchers start them in any order.",
-            "Leave --target out, or name one of these types alone.",
-        )
     TARGETS[target].check(problem, chosen)
     changes = _values(problem, capability)
     changes |= {"target": target, "target_version": chosen, "recompute": _modes(problem, capability)}
@@ -199,12 +173,7 @@ def _capability_named(name: str) -> Capability:
             f"Solve without --target, and fix what `milpplan export --to {name}` asks for.",
         )
     if name not in TARGETS:
-        close = difflib.get_close_matches(name.lower(), whole, n=1, cutoff=0.5)
-        raise UnknownNameError(
-            f"--target {shown(name)} does not exist.",
-            f"Expected one of {', '.join(whole)}.",
-            f"Did you mean {close[0]}?" if close else "Give one of these names.",
-        )
+        raise _unknown(name, whole, "--target")
     return TARGETS[name].capability
 
 

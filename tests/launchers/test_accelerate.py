@@ -9,7 +9,7 @@ import pytest
 
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.launchers import Imported, ImportRequest
-from milpplan.launchers.accelerate.launcher import PROGRAMS, Accelerate, imported
+from milpplan.launchers.accelerate.launcher import LAUNCHER, PROGRAMS, imported
 from milpplan.problem import Lora
 from tests.simulation.cases import shipped_hardware, shipped_model
 
@@ -78,7 +78,7 @@ def test_context_parallel_ranks_gather_by_default() -> None:
     gathers = {word: read_in.problem.hardware.software.gathered_keys for word, read_in in found.items()}
     assert gathers == {"": True, "allgather": True, "alltoall": False}
     with pytest.raises(IllegalPlanError, match="gathered keys and values"):
-        Accelerate().export(found[""].problem, found[""].plan, "1.15.0")
+        LAUNCHER.export(found[""].problem, found[""].plan, "1.15.0")
     with pytest.raises(InvalidInputError, match="cp_comm_strategy"):
         read(script(configuration=f"{YAML}{sizes}{name}broadcast\n"))
 

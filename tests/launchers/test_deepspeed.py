@@ -14,7 +14,7 @@ import pytest
 from milpplan import Layout, Plan, Problem, simulate
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.launchers import Imported, ImportRequest
-from milpplan.launchers.deepspeed.launcher import DeepSpeed, config_of, imported
+from milpplan.launchers.deepspeed.launcher import LAUNCHER, config_of, imported
 from tests.launchers.cases import legal_layout
 from tests.simulation.cases import (
     even_plan,
@@ -35,7 +35,7 @@ FAMILIES = {
 
 def round_trip(problem: Problem, plan: Plan, **more: Any) -> tuple[dict[str, str], Imported]:
     """The files of a plan, and what is read back from the JSON."""
-    files = DeepSpeed().files(DeepSpeed().export(problem, plan, VERSION), "0")
+    files = LAUNCHER.files(LAUNCHER.export(problem, plan, VERSION), "0")
     return files, imported(ImportRequest(files["deepspeed.json"], "deepspeed.json", problem.hardware, **more))
 
 
@@ -126,7 +126,7 @@ def test_all_reasons_come_together_with_the_way_out() -> None:
     problem = problem_of("llama3-8b", "dgx-h100", precision="fp8")
     layout = Layout(tp=2, pp=2, dp=2, global_batch_size=8, zero_stage=1, offload_optimizer=True)
     with pytest.raises(IllegalPlanError) as caught:
-        DeepSpeed().export(problem, even_plan(problem, layout, full=3), VERSION)
+        LAUNCHER.export(problem, even_plan(problem, layout, full=3), VERSION)
     for word in ("fp8", "tp=2", "pp=2", "offload_optimizer=true", "recompute 3, 3 layers", "BF16_Optimizer"):
         assert word in caught.value.seen
     assert {"tp=1", "pp=1", "offload_optimizer=false"} <= set(caught.value.do.split()[-1].rstrip(".").split(","))
@@ -145,7 +145,7 @@ def test_what_deepspeed_does_otherwise_is_refused(zero: int, dtype: str, overlap
     problem = problem_of("llama3-8b", "dgx-h100", grad_dtype=dtype)
     layout = Layout(dp=8, global_batch_size=8, zero_stage=zero, overlap_grad_reduce=overlap)
     with pytest.raises(IllegalPlanError, match=word):
-        DeepSpeed().export(problem, even_plan(problem, layout), VERSION)
+        LAUNCHER.export(problem, even_plan(problem, layout), VERSION)
 
 
 FOREIGN: dict[str, Any] = {

@@ -126,6 +126,6 @@ def test_other_jobs_are_refused() -> None:
     inference = problem.model_copy(update={"job": problem.job.model_copy(update={"kind": "inference"})})
     group = NodeGroup(hardware=shipped_hardware("dgx-a100-80"), num_gpus=8)
     mixed = problem.model_copy(update={"other_hardware": (group,)})
-    for other, word in ((inference, "--inference"), (mixed, "one type")):
+    for other, word in ((inference, "inference"), (mixed, "several node types")):
         with pytest.raises(IllegalPlanError, match=word):
             Megatron().export(other, plan, VERSION)

@@ -14,8 +14,8 @@ from milpplan import Layout, Plan, Problem, simulate
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.launchers import Imported, ImportRequest
 from milpplan.launchers.nanotron.launcher import (
+    LAUNCHER,
     RULES,
-    Nanotron,
     broken_rules,
     imported,
     known,
@@ -32,7 +32,7 @@ VERSION = "2411b022"
 
 def round_trip(problem: Problem, plan: Plan, **more: Any) -> tuple[dict[str, str], Imported]:
     """The files of a plan, and what is read back from the YAML."""
-    files = Nanotron().files(Nanotron().export(problem, plan, VERSION), "0")
+    files = LAUNCHER.files(LAUNCHER.export(problem, plan, VERSION), "0")
     return files, imported(ImportRequest(files["nanotron.yaml"], "nanotron.yaml", problem.hardware, **more))
 
 
@@ -71,7 +71,7 @@ def test_random_plans_come_back(seed: int) -> None:
     assert found.plan == plan
     assert found.problem.model == problem.model
     assert found.unknown_flags == ()
-    assert set(Nanotron().export(problem, plan, VERSION).settings) <= set(known())
+    assert set(LAUNCHER.export(problem, plan, VERSION).settings) <= set(known())
     assert yaml.safe_load(files["nanotron.yaml"])["optimizer"]["optimizer_factory"]["adam_eps"] == 1e-8
 
 
@@ -123,7 +123,7 @@ def test_all_reasons_come_together_with_the_way_out() -> None:
         overlap_param_gather=True,
     )  # fmt: skip
     with pytest.raises(IllegalPlanError) as caught:
-        Nanotron().export(problem, even_plan(problem, layout), VERSION)
+        LAUNCHER.export(problem, even_plan(problem, layout), VERSION)
     for word in ("bf16", "vpp=2", "schedule=interleaved", "zero_stage=3", "overlap_param_gather=true"):
         assert word in caught.value.seen
     assert caught.value.do.startswith("Solve again with --fix ")
@@ -133,7 +133,7 @@ def test_even_stages_are_refused_with_the_ones_that_would_be() -> None:
     """16 and 16 layers are no run of nanotron, which would take 18 and 14."""
     problem, plan = llama()
     with pytest.raises(IllegalPlanError, match="18, 14") as caught:
-        Nanotron().export(problem, even_plan(problem, plan.layout, full=16), VERSION)
+        LAUNCHER.export(problem, even_plan(problem, plan.layout, full=16), VERSION)
     assert "pp=1" in caught.value.do
 
 
@@ -146,7 +146,7 @@ def test_other_models_are_refused(model: str, word: str) -> None:
     """What its two model classes lack."""
     problem = problem_of(model, "dgx-h100")
     with pytest.raises(IllegalPlanError, match=word):
-        Nanotron().export(problem, even_plan(problem, Layout(dp=8, global_batch_size=8)), VERSION)
+        LAUNCHER.export(problem, even_plan(problem, Layout(dp=8, global_batch_size=8)), VERSION)
 
 
 BREAKS: dict[str, dict[str, Any]] = {

@@ -28,13 +28,12 @@ from milpplan.launchers.accelerate.files import (
 from milpplan.launchers.accelerate.trainers import DEEPSPEED_FILE, deepspeed_file, filled_in
 from milpplan.launchers.deepspeed.launcher import imported_settings
 from milpplan.launchers.expressible import (
-    check_replicas,
+    ConfigLauncher,
     config_launch,
-    field_refusals,
+    layout_refusals,
+    plan_refusals,
     problem_refusals,
-    recompute_refusals,
     refuse,
-    rule_refusals,
     whole_nodes,
     word,
 )
@@ -44,9 +43,8 @@ from milpplan.launchers.records import (
     DEFERRED,
     Refusal,
     adapters_of,
-    check_gpus,
     described,
-    job_of,
+    problem_of,
 )
 from milpplan.launchers.settings import Settings, admitted, check_priced, is_in
 from milpplan.problem import Layout, Lora, ModelSpec, Plan, Problem
@@ -174,13 +172,9 @@ def imported(request: ImportRequest) -> Imported:
     settings.looked_at |= {f"{FLAG}{name}" for name in (*LENGTHS, "packing")}
     check_priced(settings, ALL_QUIET)
     length, note = _length(settings)
-    check_gpus(request.num_gpus, plan.layout.num_gpus, request.source)
     gathers = plan.layout.cp > 1 and settings.get(f"{P}cp_comm_strategy") == GATHERS
-    software = request.hardware.software.model_copy(update={"gathered_keys": gathers})
-    hardware = request.hardware.model_copy(update={"software": software})
-    problem = Problem(model=spec, hardware=hardware, job=job_of(plan.layout, length, lora=lora))
-    rules = rule_refusals(ACCELERATE, problem, plan.layout)
-    refuse(ACCELERATE.name, [*field_refusals(ACCELERATE, plan.layout, num_replicas=1), *rules])
+    problem = problem_of(request, spec, plan.layout, length, {"gathered_keys": gathers}, lora=lora)
+    refuse(ACCELERATE.name, layout_refusals(ACCELERATE, problem, plan.layout, num_replicas=1))
     if program is None and read.program is not None:
         left_out = (*left_out, f"{read.program} (what it does besides its flags)")
     adapters = () if lora is None else (ADAPTERS.format(", ".join(lora.modules)),)
@@ -404,48 +398,29 @@ def _accumulates(settings: Settings, plan: Plan) -> tuple[str, ...]:
 SCRIPT, CONFIG = "accelerate.sh", "accelerate.yaml"
 
 
-class Accelerate:
-    """Launcher Accelerate: FSDP2 or unsharded replicas under Transformers' trainer."""
+def _launch(problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
+    """Turn a plan into a launch.
 
-    capability = ACCELERATE
+    Raises:
+        IllegalPlanError: Accelerate cannot express the plan or would refuse it; gives all reasons.
+    """
+    layout, refusals = plan.layout, plan_refusals(ACCELERATE, problem, plan, num_replicas=1)
+    refuse(ACCELERATE.name, [*_problem_refusals(problem), *refusals])
+    kind = "FSDP" if layout.zero_stage else "DDP"
+    shards = layout.dp // layout.dp_replicate if layout.zero_stage else 1
+    sizes = {"dp_replicate": layout.dp // shards, "dp_shard": shards, "cp": layout.cp, "tp": layout.tp}
+    check_sizes(kind, sizes, layout.num_gpus)
+    num_nodes, _, _ = whole_nodes(problem, layout)
+    settings = settings_of(plan, num_nodes, problem.job.sequence_length)
+    return config_launch(ACCELERATE, version, problem, plan, settings, _notes(layout))
 
-    def check(self, problem: Problem, version: str) -> None:
-        """Refuse a problem for which Accelerate can run no plan.
 
-        Raises:
-            IllegalPlanError: gives all reasons.
-        """
-        refuse(ACCELERATE.name, _problem_refusals(problem))
-
-    def export(self, problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
-        """Turn a plan into a launch.
-
-        Raises:
-            IllegalPlanError: Accelerate cannot express the plan or would refuse it; gives all reasons.
-        """
-        check_replicas(ACCELERATE, plan)
-        layout = plan.layout
-        fields = field_refusals(ACCELERATE, layout, num_replicas=1)
-        rules = rule_refusals(ACCELERATE, problem, layout)
-        refuse(ACCELERATE.name, [*_problem_refusals(problem), *recompute_refusals(plan), *fields, *rules])
-        kind = "FSDP" if layout.zero_stage else "DDP"
-        shards = layout.dp // layout.dp_replicate if layout.zero_stage else 1
-        sizes = {"dp_replicate": layout.dp // shards, "dp_shard": shards, "cp": layout.cp, "tp": layout.tp}
-        check_sizes(kind, sizes, layout.num_gpus)
-        num_nodes, _, _ = whole_nodes(problem, layout)
-        settings = settings_of(plan, num_nodes, problem.job.sequence_length)
-        return config_launch(ACCELERATE, version, problem, plan, settings, _notes(layout))
-
-    def files(self, launch: ConfigLaunch, version: str) -> dict[str, str]:
-        """Write the launch as files by name; the first is enough to start the run. ``version`` is milpplan's."""
-        return {
-            SCRIPT: script(launch, version),
-            CONFIG: yaml_text(configuration(launch)),
-        }
-
-    def read(self, request: ImportRequest) -> Imported:
-        """Read a configuration or a launch script into a problem and a plan."""
-        return imported(request)
+def _files(launch: ConfigLaunch, version: str) -> dict[str, str]:
+    """Write the launch as files by name; the first is enough to start the run. ``version`` is milpplan's."""
+    return {
+        SCRIPT: script(launch, version),
+        CONFIG: yaml_text(configuration(launch)),
+    }
 
 
 def _notes(layout: Layout) -> tuple[str, ...]:
@@ -469,3 +444,7 @@ def _problem_refusals(problem: Problem) -> list[Refusal]:
         gradients="FSDP2 keeps the sharded ones in fp32",
         attention="Transformers chooses a fused one (sdpa)",
     )
+
+
+LAUNCHER = ConfigLauncher(ACCELERATE, _problem_refusals, _launch, _files, imported)
+"""Launcher Accelerate: FSDP2 or unsharded replicas under Transformers' trainer."""

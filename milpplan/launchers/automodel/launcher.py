@@ -34,13 +34,12 @@ from milpplan.launchers.capabilities import (
     piped_states,
 )
 from milpplan.launchers.expressible import (
-    check_replicas,
+    ConfigLauncher,
     config_launch,
-    field_refusals,
+    layout_refusals,
+    plan_refusals,
     problem_refusals,
-    recompute_refusals,
     refuse,
-    rule_refusals,
 )
 from milpplan.launchers.records import (
     ADAPTERS,
@@ -48,9 +47,8 @@ from milpplan.launchers.records import (
     DEFERRED,
     Refusal,
     adapters_of,
-    check_gpus,
     described,
-    job_of,
+    problem_of,
 )
 from milpplan.launchers.scripts import header, torchrun_script
 from milpplan.launchers.settings import Settings, admitted, check_priced, nested
@@ -431,13 +429,8 @@ def imported(request: ImportRequest) -> Imported:
     modules = _adapted(settings, spec, notes)
     lora = None if modules is None else adapters_of(spec, settings.degree("peft.dim"), modules, _TARGETS)
     check_priced(settings, QUIET)
-    check_gpus(request.num_gpus, layout.num_gpus, request.source)
-    hardware = request.hardware.model_copy(
-        update={"software": request.hardware.software.model_copy(update=software)}
-    )
-    job = job_of(layout, length, lora=lora, **formats)
-    problem = Problem(model=spec, hardware=hardware, job=job)
-    refuse(AUTOMODEL.name, [*field_refusals(AUTOMODEL, layout), *rule_refusals(AUTOMODEL, problem, layout)])
+    problem = problem_of(request, spec, layout, length, software, lora=lora, **formats)
+    refuse(AUTOMODEL.name, layout_refusals(AUTOMODEL, problem, layout))
     return Imported(problem, plan, (), left_out, tuple(notes))
 
 
@@ -582,48 +575,31 @@ FIXED: Mapping[str, Any] = {
 """Settings that a run needs and a plan does not decide; the run uses mock data."""
 
 
-class AutoModel:
-    """Launcher NeMo AutoModel: recipes in YAML."""
+def _launch(problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
+    """Turn a plan into a launch.
 
-    capability = AUTOMODEL
+    Raises:
+        IllegalPlanError: AutoModel cannot express the plan or would refuse it; gives all reasons.
+    """
+    layout, model = plan.layout, problem.model
+    refusals = plan_refusals(AUTOMODEL, problem, plan, layout.expert_dp if model.has_experts else 1)
+    for name, limit in experts_limits(problem).items():
+        if getattr(layout, name) not in limit.values:
+            why = f"{name}={getattr(layout, name)}: {limit.why}"
+            refusals.append(Refusal(why, f"{name}={limit.values[0]}"))
+    refuse(AUTOMODEL.name, [*automodel_refusals(problem), *refusals])
+    settings = settings_of(plan, model, problem.job.sequence_length)
+    return config_launch(AUTOMODEL, version, problem, plan, settings, _notes(problem, layout))
 
-    def check(self, problem: Problem, version: str) -> None:
-        """Refuse a problem for which AutoModel can run no plan.
 
-        Raises:
-            IllegalPlanError: gives all reasons.
-        """
-        refuse(AUTOMODEL.name, automodel_refusals(problem))
-
-    def export(self, problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
-        """Turn a plan into a launch.
-
-        Raises:
-            IllegalPlanError: AutoModel cannot express the plan or would refuse it; gives all reasons.
-        """
-        check_replicas(AUTOMODEL, plan)
-        layout, model = plan.layout, problem.model
-        fields = field_refusals(AUTOMODEL, layout, num_replicas=layout.expert_dp if model.has_experts else 1)
-        rules = rule_refusals(AUTOMODEL, problem, layout)
-        for name, limit in experts_limits(problem).items():
-            if getattr(layout, name) not in limit.values:
-                rules.append(Refusal(f"{name}={getattr(layout, name)}: {limit.why}", f"{name}={limit.values[0]}"))
-        refuse(AUTOMODEL.name, [*automodel_refusals(problem), *recompute_refusals(plan), *fields, *rules])
-        settings = settings_of(plan, model, problem.job.sequence_length)
-        return config_launch(AUTOMODEL, version, problem, plan, settings, _notes(problem, layout))
-
-    def files(self, launch: ConfigLaunch, version: str) -> dict[str, str]:
-        """Write the launch as files by name; the first holds the plan. ``version`` is milpplan's."""
-        program = ('-m nemo_automodel.cli.app "${CONFIG:-' + CONFIG + '}"', '--model.config="${MODEL:-.}"')
-        tables = nested({**FIXED, **launch.settings})
-        return {
-            CONFIG: "\n".join([*header(launch, version), *_lines(tables, "")]) + "\n",
-            SCRIPT: torchrun_script(launch, version, program),
-        }
-
-    def read(self, request: ImportRequest) -> Imported:
-        """Read a recipe into a problem and a plan."""
-        return imported(request)
+def _files(launch: ConfigLaunch, version: str) -> dict[str, str]:
+    """Write the launch as files by name; the first holds the plan. ``version`` is milpplan's."""
+    program = ('-m nemo_automodel.cli.app "${CONFIG:-' + CONFIG + '}"', '--model.config="${MODEL:-.}"')
+    tables = nested({**FIXED, **launch.settings})
+    return {
+        CONFIG: "\n".join([*header(launch, version), *_lines(tables, "")]) + "\n",
+        SCRIPT: torchrun_script(launch, version, program),
+    }
 
 
 def _lines(table: Mapping[str, Any], indent: str) -> list[str]:
@@ -651,3 +627,7 @@ def _notes(problem: Problem, layout: Layout) -> list[str]:
     if problem.model.has_experts:
         notes.append("Which kernel sends tokens to experts is model.backend.dispatcher: it is not part of a plan.")
     return notes
+
+
+LAUNCHER = ConfigLauncher(AUTOMODEL, automodel_refusals, _launch, _files, imported)
+"""Launcher NeMo AutoModel: recipes in YAML."""

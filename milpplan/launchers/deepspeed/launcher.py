@@ -32,26 +32,20 @@ from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.launchers.capabilities import (
     NO_GROUPS,
     NO_STREAMS,
-    NO_TILES,
     TRANSFORMERS,
-    WHOLE_NODES,
-    Capability,
     Columns,
     Limit,
     RowRule,
-    own_orders,
+    config_capability,
 )
 from milpplan.launchers.expressible import (
-    check_replicas,
+    ConfigLauncher,
     config_launch,
-    field_refusals,
     format_refusals,
-    job_refusals,
     layout_differences,
     model_differences,
-    recompute_refusals,
+    plan_refusals,
     refuse,
-    whole_nodes,
 )
 from milpplan.launchers.records import (
     ConfigLaunch,
@@ -276,7 +270,7 @@ def deepspeed_states(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
 
 
 _ONLY_DATA = "its configuration is data parallel; "
-DEEPSPEED = Capability(
+DEEPSPEED = config_capability(
     name="DeepSpeed",
     versions=("0.19.8",),
     limits={
@@ -288,18 +282,15 @@ DEEPSPEED = Capability(
         "vpp": Limit((1,), "there is no pipeline in its configuration"),
         "schedule": Limit(("1f1b",), "there is no pipeline in its configuration"),
         "dp_replicate": NO_GROUPS,
-        "tp_overlap": Limit(("none",), NO_TILES),
         "pp_scatter_gather": Limit((False,), "there is no pipeline in its configuration"),
         "offload_weights": Limit((False,), f"{NO_STREAMS} (offload_param)"),
         "offload_activations": Limit((False,), f"{NO_STREAMS} (cpu_checkpointing)"),
         "offload_optimizer": Limit((False,), f"{NO_STREAMS} (offload_optimizer updates on the processor)"),
     },
     rules={
-        **WHOLE_NODES,
         "states": RowRule(deepspeed_states, "up to ZeRO 2 weights are gathered after the update", shards=True),
     },
     stages="equal",
-    more_limits=own_orders,
     program=TRANSFORMERS,
     batch_settings={
         "micro-batch": "train_micro_batch_size_per_gpu",
@@ -551,59 +542,40 @@ TRAINING: dict[str, Any] = {
 """Settings that a run needs and a plan does not decide."""
 
 
-class DeepSpeed:
-    """Launcher DeepSpeed, export and import: its JSON configuration and a training program that reads it."""
+def _launch(problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
+    """Turn a plan into a launch.
 
-    capability = DEEPSPEED
+    Raises:
+        IllegalPlanError: DeepSpeed's configuration cannot express the plan; gives all reasons.
+    """
+    refusals = [*_problem_refusals(problem), *plan_refusals(DEEPSPEED, problem, plan, rules=False)]
+    config = config_of(problem.model)
+    if config is not None:
+        refusals += _plan_refusals(problem, plan, config, refusals)
+    refuse(DEEPSPEED.name, refusals)
+    settings, notes = settings_of(problem, plan, config or {}), _notes(problem, plan, config or {})
+    return config_launch(DEEPSPEED, version, problem, plan, settings, notes)
 
-    def check(self, problem: Problem, version: str) -> None:
-        """Refuse a problem for which DeepSpeed can run no plan.
 
-        Raises:
-            IllegalPlanError: gives all reasons.
-        """
-        refusals = format_refusals(problem, ("flash", "unfused"), ("fp32", "bf16"))
-        if config_of(problem.model) is None:
-            refusals.append(Refusal(f"{problem.model.name} is none of the dense families that its program builds"))
-        refuse(DEEPSPEED.name, refusals)
+def _files(launch: ConfigLaunch, version: str) -> dict[str, str]:
+    """Write the launch as files by name; the first is the configuration. ``version`` is milpplan's."""
+    before = ('HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)',)
+    program = (f'"$HERE/{TRAINER}"', f'"$HERE/{CONFIG}"')
+    comment = "\n".join(header(launch, version))
+    return {
+        CONFIG: _config(launch, version),
+        TRAINER: f"{comment}\n{PROGRAM}",
+        SCRIPT: torchrun_script(launch, version, program, before),
+    }
 
-    def export(self, problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
-        """Turn a plan into a launch.
 
-        Raises:
-            IllegalPlanError: DeepSpeed's configuration cannot express the plan; gives all reasons.
-        """
-        check_replicas(DEEPSPEED, plan)
-        uneven, fields = whole_nodes(problem, plan.layout)[2], field_refusals(DEEPSPEED, plan.layout)
-        refusals = [*job_refusals(problem), *recompute_refusals(plan), *uneven, *fields]
-        if problem.job.precision != "bf16":
-            refusals.append(Refusal(f"precision {problem.job.precision}: the program computes in bf16"))
-        config = config_of(problem.model)
-        if config is None:
-            names = ", ".join(FAMILIES)
-            refusals.append(
-                Refusal(f"{problem.model.name} is none of the dense families that the program builds ({names})")
-            )
-        else:
-            refusals += _plan_refusals(problem, plan, config, refusals)
-        refuse(DEEPSPEED.name, refusals)
-        settings, notes = settings_of(problem, plan, config or {}), _notes(problem, plan, config or {})
-        return config_launch(DEEPSPEED, version, problem, plan, settings, notes)
-
-    def files(self, launch: ConfigLaunch, version: str) -> dict[str, str]:
-        """Write the launch as files by name; the first is the configuration. ``version`` is milpplan's."""
-        before = ('HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)',)
-        program = (f'"$HERE/{TRAINER}"', f'"$HERE/{CONFIG}"')
-        comment = "\n".join(header(launch, version))
-        return {
-            CONFIG: _config(launch, version),
-            TRAINER: f"{comment}\n{PROGRAM}",
-            SCRIPT: torchrun_script(launch, version, program, before),
-        }
-
-    def read(self, request: ImportRequest) -> Imported:
-        """Read a configuration into a problem and a plan."""
-        return imported(request)
+def _problem_refusals(problem: Problem) -> list[Refusal]:
+    """List the properties of a problem that no plan for DeepSpeed supports."""
+    refusals = format_refusals(problem, ("flash", "unfused"), ("fp32", "bf16"))
+    if config_of(problem.model) is None:
+        families = f"the dense families that the program builds ({', '.join(FAMILIES)})"
+        refusals.append(Refusal(f"{problem.model.name} is none of {families}"))
+    return refusals
 
 
 def config_of(model: ModelSpec) -> dict[str, Any] | None:
@@ -675,3 +647,7 @@ def _config(launch: ConfigLaunch, version: str) -> str:
     tree["milpplan"] = {"about": [*launch.title, f"Written by milpplan {version}."], **tree["milpplan"]}
     own = tree.pop("milpplan")
     return json.dumps(tree | TRAINING | {"milpplan": own}, indent=2) + "\n"
+
+
+LAUNCHER = ConfigLauncher(DEEPSPEED, _problem_refusals, _launch, _files, imported)
+"""Launcher DeepSpeed, export and import: its JSON configuration and a training program that reads it."""

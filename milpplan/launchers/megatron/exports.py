@@ -32,7 +32,7 @@ from milpplan.launchers.capabilities import (
     RowRule,
     equal_stages,
 )
-from milpplan.launchers.expressible import check_replicas, field_refusals, job_refusals, refuse, rule_refusals
+from milpplan.launchers.expressible import check_replicas, layout_refusals, plain_job_refusals, refuse
 from milpplan.launchers.megatron.arguments import Values
 from milpplan.launchers.megatron.launcher import Megatron, imported
 from milpplan.launchers.megatron.plan import expert_replicas
@@ -63,7 +63,8 @@ class MegatronTrainer:
         Raises:
             IllegalPlanError: gives the reasons.
         """
-        refuse(self.capability.name, [*job_refusals(problem), *packed_refusals(problem), *self.refusals(problem)])
+        refusals = [*plain_job_refusals(problem), *packed_refusals(problem), *self.refusals(problem)]
+        refuse(self.capability.name, refusals)
         Megatron().check(problem, MEGATRON.versions[0])
 
     def export(self, problem: Problem, plan: Plan, version: str) -> Launch:
@@ -74,8 +75,8 @@ class MegatronTrainer:
         """
         check_replicas(self.capability, plan)
         self.check(problem, version)
-        fields = field_refusals(self.capability, plan.layout, expert_replicas(problem, plan.layout))
-        refuse(self.capability.name, [*fields, *rule_refusals(self.capability, problem, plan.layout)])
+        replicas = expert_replicas(problem, plan.layout)
+        refuse(self.capability.name, layout_refusals(self.capability, problem, plan.layout, replicas))
         if self.capability.stages == "equal" and len({stage.num_layers for stage in plan.virtual_stages}) > 1:
             refuse(self.capability.name, [Refusal("its stages of a pipeline hold as many layers each")])
         core = Megatron().export(problem, plan, MEGATRON.versions[0])

@@ -15,7 +15,7 @@ from typing import Any
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers import Launch
-from milpplan.launchers.expressible import placed_alike, title_of
+from milpplan.launchers.expressible import job_refusals, placed_alike, refuse, start_of
 from milpplan.launchers.megatron.arguments import Arguments, Values, has_indexer, model_arguments
 from milpplan.launchers.megatron.rules import (
     MEGATRON,
@@ -28,7 +28,7 @@ from milpplan.launchers.megatron.rules import (
     stage_sizes,
     stage_string,
 )
-from milpplan.launchers.records import Section
+from milpplan.launchers.records import Refusal, Section
 from milpplan.problem import Accelerator, HardwareSpec, Job, Layout, ModelSpec, Plan, Problem, validated
 
 NEWEST = MEGATRON.versions[0]
@@ -110,7 +110,6 @@ def megatron_launch(problem: Problem, plan: Plan, version: str) -> Launch:
     """
     _check_expressible(problem, plan, version)
     layout, model, job = plan.layout, problem.model, problem.job
-    num_nodes, per_node = _nodes(problem, layout)
     recompute = recompute_arguments(model, job, plan)
     selective = "--recompute-modules" in recompute
     sections = (
@@ -124,11 +123,7 @@ def megatron_launch(problem: Problem, plan: Plan, version: str) -> Launch:
         Section("KERNEL_ARGS", "Precision and kernels.", _kernels(problem)),
     )
     return Launch(
-        target=MEGATRON.name,
-        version=version,
-        title=title_of(problem, plan),
-        num_nodes=num_nodes,
-        gpus_per_node=per_node,
+        **start_of(MEGATRON, version, problem, plan),
         environment=_environment(layout),
         sections=tuple(part for part in sections if part.arguments),
         notes=_notes(problem, layout) + (kept_notes(model, job) if selective else ()),
@@ -146,43 +141,11 @@ def check_problem(problem: Problem, version: str) -> None:
     Raises:
         IllegalPlanError: Megatron-LM cannot build the model, or does not support such a job or cluster.
     """
-    if problem.inference:
-        raise IllegalPlanError(
-            "The plan is one of forwards alone (inference).",
-            "Expected a plan of training: pretrain_gpt.py trains.",
-            "Solve again without --inference.",
-        )
-    if problem.job.frozen_text:
-        raise IllegalPlanError(
-            f"The job has {problem.job.frozen_text}.",
-            "Expected a job that trains all weights: milpplan writes no adapters and no frozen parts.",
-            "Copy the degrees of the plan, or solve again without --lora-rank and --freeze.",
-        )
-    if unwritten := problem.hardware.software.unwritten_text:
-        raise IllegalPlanError(
-            f"The plan has {unwritten}.",
-            "Expected optimizer states in fp32 and a ring of keys and values, which are written.",
-            "Copy the degrees of the plan.",
-        )
-    if problem.model.vision is not None:
-        raise IllegalPlanError(
-            f"{problem.model.name} has a vision encoder.",
-            "Expected a language model: pretrain_gpt.py builds no encoders.",
-            "Copy the degrees of the plan, or solve again with --ignore vision_config.",
-        )
-    if problem.other_hardware:
-        names = ", ".join(hardware.name for hardware in problem.node_types)
-        raise IllegalPlanError(
-            f"The cluster has several node types ({names}).",
-            "Expected nodes of one type: torchrun starts them in any order, and the plan says which come first.",
-            "Solve again with one of these types alone.",
-        )
+    refusals = job_refusals(problem)
     if problem.job.mtp_layers and problem.model.learned_positions:
-        raise IllegalPlanError(
-            f"The job trains layers of multi-token prediction, and {problem.model.name} has learned positions.",
-            "Expected rotary positions beside such layers (training/arguments.py, validate_args).",
-            "Solve again without --mtp-layers.",
-        )
+        why = f"the job trains layers of multi-token prediction, and {problem.model.name} has learned positions"
+        refusals.append(Refusal(f"{why} (training/arguments.py, validate_args)"))
+    refuse(MEGATRON.name, refusals)
     check_version(version, _model(problem))
 
 
@@ -213,18 +176,6 @@ def _check_expressible(problem: Problem, plan: Plan, version: str) -> None:
             "Expected ZeRO 1: Megatron-FSDP adds up the groups once a step, not in every micro-batch.",
             "Solve again with --target megatron, or --fix dp_replicate=1.",
         )
-
-
-def _nodes(problem: Problem, layout: Layout) -> tuple[int, int]:
-    """Return the number of nodes, and of processes on each."""
-    per_node = min(problem.hardware.gpus_per_node, layout.num_gpus)
-    if layout.num_gpus % per_node:
-        raise IllegalPlanError(
-            f"{layout.num_gpus} GPUs are no whole nodes of {per_node} ({problem.hardware.name}).",
-            "Expected as many processes on every node (torchrun --nproc-per-node).",
-            f"Solve for a multiple of {per_node} GPUs.",
-        )
-    return layout.num_gpus // per_node, per_node
 
 
 def _degrees(problem: Problem, layout: Layout) -> Pairs:

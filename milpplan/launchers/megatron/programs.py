@@ -293,18 +293,20 @@ def _word(values: Values) -> Any:
 
 
 def _check_length(length: object, source: str, flag: str) -> int:
-    """Return the length of sequences in tokens.
+    """Return the length of sequences in tokens, as ``_whole``."""
+    seen = f"{source} does not say how long its sequences are ({flag})."
+    return _whole(length, seen, "tokens of a sequence", "Give --seq-len.")
+
+
+def _whole(value: object, seen: str, expected: str, do: str) -> int:
+    """Return a whole number, or raise an error of the given words.
 
     Raises:
         InvalidInputError: it is missing or not decided.
     """
-    if not isinstance(length, int) or isinstance(length, bool):
-        raise InvalidInputError(
-            f"{source} does not say how long its sequences are ({flag}).",
-            "Expected tokens of a sequence.",
-            "Give --seq-len.",
-        )
-    return length
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidInputError(seen, f"Expected {expected}.", do)
+    return value
 
 
 SLIME = Program(
@@ -411,19 +413,11 @@ def _slime(words: Sequence[str], request: ImportRequest) -> Given:
 
 
 def _count(values: Mapping[str, Any], name: str, otherwise: int) -> int:
-    """Read a whole number.
-
-    Raises:
-        InvalidInputError: the file does not decide it.
-    """
+    """Read a whole number, as ``_whole``."""
     value = values.get(name, otherwise)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidInputError(
-            f"{name} is {shown(readable(' '.join(value)) if isinstance(value, tuple) else value)}.",
-            "Expected a whole number, which the script says.",
-            "Write it into the command, or give --set NAME=VALUE for a variable.",
-        )
-    return value
+    seen = f"{name} is {shown(readable(' '.join(value)) if isinstance(value, tuple) else value)}."
+    do = "Write it into the command, or give --set NAME=VALUE for a variable."
+    return _whole(value, seen, "a whole number, which the script says", do)
 
 
 _DEGREES = ("tensor_model", "pipeline_model", "context")

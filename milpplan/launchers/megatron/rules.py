@@ -671,7 +671,6 @@ MEGATRON_LIMITS = {
 }
 MEGATRON = Capability(
     name="Megatron-LM",
-    trains_mtp_layers=True,
     versions=(
         "d98e8a64",
         "core_v0.19.0",

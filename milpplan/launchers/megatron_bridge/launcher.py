@@ -463,7 +463,6 @@ _LENGTH, _NEW_LENGTH = "dataset.sequence_length", "dataset.seq_length"
 _BRIDGE_TILES = Limit(("none",), "comm_overlap of a recipe switches other overlaps with it")
 BRIDGE = Capability(
     name="Megatron-Bridge",
-    trains_mtp_layers=True,
     versions=tuple(MOCK_DATA),
     limits={**MEGATRON_LIMITS, "tp_overlap": _BRIDGE_TILES, "dp_replicate": NO_GROUPS},
     rules=WHOLE_NODES,

@@ -27,27 +27,21 @@ from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers import ConfigLaunch, Imported, ImportRequest, Known, flat, known_settings
 from milpplan.launchers.capabilities import (
     NO_GROUPS,
-    NO_TILES,
     ONE_F_ONE_B,
-    WHOLE_NODES,
-    Capability,
     Columns,
     Limit,
     RowRule,
-    own_orders,
+    config_capability,
     whole_kv_heads,
 )
 from milpplan.launchers.expressible import (
-    check_replicas,
+    ConfigLauncher,
     config_launch,
-    field_refusals,
-    format_refusals,
     layout_differences,
     model_differences,
+    plan_refusals,
     problem_refusals,
-    recompute_refusals,
     refuse,
-    whole_nodes,
 )
 from milpplan.launchers.records import Refusal, job_of
 from milpplan.launchers.scripts import header, torchrun_script
@@ -388,7 +382,7 @@ def reduces_beside(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
     return np.asarray((c["cp"] * c["dp"] == 1) | (c["overlap_grad_reduce"] == 1))
 
 
-NANOTRON = Capability(
+NANOTRON = config_capability(
     name="nanotron",
     versions=("2411b022",),
     limits={
@@ -400,7 +394,6 @@ NANOTRON = Capability(
         "schedule": Limit(("1f1b", "gpipe"), "pp_engine is 1f1b or afab"),
         "zero_stage": Limit((0, 1), "zero_stage above 0 is ZeRO 1 (helpers.py:409)"),
         "dp_replicate": NO_GROUPS,
-        "tp_overlap": Limit(("none",), NO_TILES),
         "pp_scatter_gather": Limit((False,), "its pipeline sends whole activations"),
         "offload_weights": Limit((False,), "it keeps nothing on the host"),
         "offload_activations": Limit((False,), "it keeps nothing on the host"),
@@ -410,14 +403,12 @@ NANOTRON = Capability(
         ),
     },
     rules={
-        **WHOLE_NODES,
         "whole_key_value_heads": RowRule(whole_kv_heads, "heads of a rank are whole"),
         "stages": RowRule(nanotron_stages, "it places layers by its own costs (models/base.py:216)"),
         "pipelines": RowRule(nanotron_pipelines, "1F1B wants one micro-batch less than ranks"),
         "reduces_beside": RowRule(reduces_beside, "gradients are reduced beside the backward", shards=True),
     },
     stages="equal",
-    more_limits=own_orders,
     complete=True,
 )
 
@@ -554,58 +545,44 @@ TRAINING: dict[str, dict[str, Any]] = {
 """Settings that a run needs and a plan does not decide."""
 
 
-class Nanotron:
-    """Launcher nanotron, export and import: its YAML configuration."""
+def _launch(problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
+    """Turn a plan into a launch.
 
-    capability = NANOTRON
+    Raises:
+        IllegalPlanError: nanotron cannot express the plan or would refuse it; gives all reasons.
+    """
+    refusals = [*_problem_refusals(problem), *plan_refusals(NANOTRON, problem, plan, rules=False)]
+    if not model_losses(problem.model):
+        refusals += _plan_refusals(problem, plan, refusals)
+    refuse(NANOTRON.name, refusals)
+    settings, environment = settings_of(problem, plan), {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    return config_launch(NANOTRON, version, problem, plan, settings, _notes(problem, plan), environment)
 
-    def check(self, problem: Problem, version: str) -> None:
-        """Refuse a problem for which nanotron can run no plan.
 
-        Raises:
-            IllegalPlanError: gives all reasons.
-        """
-        losses = [Refusal(text) for text in model_losses(problem.model)]
-        refuse(NANOTRON.name, [*format_refusals(problem, ("flash",), ("fp32",)), *losses])
+def _files(launch: ConfigLaunch, version: str) -> dict[str, str]:
+    """Write the launch as files by name: first the configuration, then scripts that start it. ``version`` is
+    milpplan's."""
+    before = (
+        "# Where nanotron is, and this file.",
+        "NANOTRON_DIR=${NANOTRON_DIR:-.}",
+        'HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)',
+    )
+    program = ('"$NANOTRON_DIR/run_train.py"', f'--config-file "$HERE/{CONFIG}"')
+    return {
+        CONFIG: _config(launch, version),
+        SCRIPT: torchrun_script(launch, version, program, before),
+    }
 
-    def export(self, problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
-        """Turn a plan into a launch.
 
-        Raises:
-            IllegalPlanError: nanotron cannot express the plan or would refuse it; gives all reasons.
-        """
-        check_replicas(NANOTRON, plan)
-        refusals = problem_refusals(
-            problem,
-            products="its models have no such products",
-            gradients="without accumulate_grad_in_fp32 it keeps no fp32 weights either",
-            attention="its attention is fused",
-        )
-        refusals += [*recompute_refusals(plan), *whole_nodes(problem, plan.layout)[2]]
-        refusals += field_refusals(NANOTRON, plan.layout)
-        losses = [Refusal(text) for text in model_losses(problem.model)]
-        refusals += losses or _plan_refusals(problem, plan, refusals)
-        refuse(NANOTRON.name, refusals)
-        settings, environment = settings_of(problem, plan), {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-        return config_launch(NANOTRON, version, problem, plan, settings, _notes(problem, plan), environment)
-
-    def files(self, launch: ConfigLaunch, version: str) -> dict[str, str]:
-        """Write the launch as files by name: first the configuration, then scripts that start it. ``version`` is
-        milpplan's."""
-        before = (
-            "# Where nanotron is, and this file.",
-            "NANOTRON_DIR=${NANOTRON_DIR:-.}",
-            'HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)',
-        )
-        program = ('"$NANOTRON_DIR/run_train.py"', f'--config-file "$HERE/{CONFIG}"')
-        return {
-            CONFIG: _config(launch, version),
-            SCRIPT: torchrun_script(launch, version, program, before),
-        }
-
-    def read(self, request: ImportRequest) -> Imported:
-        """Read a configuration into a problem and a plan."""
-        return imported(request)
+def _problem_refusals(problem: Problem) -> list[Refusal]:
+    """List the properties of a problem that no plan for nanotron supports."""
+    refusals = problem_refusals(
+        problem,
+        products="its models have no such products",
+        gradients="without accumulate_grad_in_fp32 it keeps no fp32 weights either",
+        attention="its attention is fused",
+    )
+    return refusals + [Refusal(text) for text in model_losses(problem.model)]
 
 
 def yaml_lines(value: Mapping[str, Any] | list[Any], indent: int = 0) -> list[str]:
@@ -686,3 +663,7 @@ def _config(launch: ConfigLaunch, version: str) -> str:
             lines.append("  # Not decided by the plan:")
         lines += yaml_lines(others.get("", others), 2)
     return "\n".join(lines) + "\n"
+
+
+LAUNCHER = ConfigLauncher(NANOTRON, _problem_refusals, _launch, _files, imported)
+"""Launcher nanotron, export and import: its YAML configuration."""

@@ -35,17 +35,23 @@ class DoubleBrackets:
         return truth if at == len(tokens) else None
 
     def _or(self, tokens: list[tree.Word | str], at: int) -> tuple[Truth, int]:
-        truth, at = self._and(tokens, at)
-        while at < len(tokens) and tokens[at] == "||":
-            right, at = self._and(tokens, at + 1)
-            truth = joined("||", truth, right)
-        return truth, at
+        return self._joined("||", self._and, tokens, at)
 
     def _and(self, tokens: list[tree.Word | str], at: int) -> tuple[Truth, int]:
-        truth, at = self._not(tokens, at)
-        while at < len(tokens) and tokens[at] == "&&":
-            right, at = self._not(tokens, at + 1)
-            truth = joined("&&", truth, right)
+        return self._joined("&&", self._not, tokens, at)
+
+    def _joined(
+        self,
+        operator: str,
+        operand: Callable[[list[tree.Word | str], int], tuple[Truth, int]],
+        tokens: list[tree.Word | str],
+        at: int,
+    ) -> tuple[Truth, int]:
+        """Evaluate operands with an operator between them, from a token on."""
+        truth, at = operand(tokens, at)
+        while at < len(tokens) and tokens[at] == operator:
+            right, at = operand(tokens, at + 1)
+            truth = joined(operator, truth, right)
         return truth, at
 
     def _not(self, tokens: list[tree.Word | str], at: int) -> tuple[Truth, int]:

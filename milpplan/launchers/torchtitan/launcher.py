@@ -18,16 +18,13 @@ from typing import Any
 from milpplan.errors import InvalidInputError
 from milpplan.launchers import Code, ConfigLaunch, Imported, ImportRequest, flat
 from milpplan.launchers.expressible import (
-    check_replicas,
+    ConfigLauncher,
     config_launch,
-    field_refusals,
-    format_refusals,
-    job_refusals,
     layout_differences,
     model_differences,
-    recompute_refusals,
+    plan_refusals,
+    problem_refusals,
     refuse,
-    whole_nodes,
 )
 from milpplan.launchers.records import Refusal, check_vocabulary, job_of
 from milpplan.launchers.scripts import header, torchrun_script
@@ -391,64 +388,40 @@ CLASSES = {"training": "TrainingConfig", "parallelism": "ParallelismConfig", "co
 SCRIPT = "torchtitan.sh"
 
 
-class Torchtitan:
-    """Launcher torchtitan, export and import: TOML configurations up to 0.2.2 and Python configurations since."""
+def _launch(problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
+    """Turn a plan into a launch.
 
-    capability = TORCHTITAN
-
-    def check(self, problem: Problem, version: str) -> None:
-        """Refuse a problem for which torchtitan can run no plan.
-
-        Raises:
-            IllegalPlanError: gives all reasons.
-        """
-        refusals = format_refusals(problem, ("flash",), ("fp32",))
-        if flavor_of(problem.model) is None:
-            name = problem.model.name
-            refusals.append(Refusal(f"it knows models by name and flavor, and {name} is none of its own"))
+    Raises:
+        IllegalPlanError: torchtitan cannot express the plan or would refuse it; gives all reasons.
+    """
+    refusals = [*_problem_refusals(problem), *plan_refusals(TORCHTITAN, problem, plan, rules=False)]
+    flavor = flavor_of(problem.model)
+    if flavor is None:
         refuse(TORCHTITAN.name, refusals)
+        raise AssertionError("refuse raises for a reason")
+    experts = problem.model.has_experts
+    deduplicated = problem.hardware.software.deduplicated_dispatch
+    run = run_of_plan(version, flavor, experts, problem.job.sequence_length, deduplicated, plan)
+    refusals += _run_refusals(plan, run, refusals)
+    refuse(TORCHTITAN.name, refusals)
+    environment = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    return config_launch(TORCHTITAN, version, problem, plan, settings_of(run), _notes(run, flavor), environment)
 
-    def export(self, problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
-        """Turn a plan into a launch.
 
-        Raises:
-            IllegalPlanError: torchtitan cannot express the plan or would refuse it; gives all reasons.
-        """
-        check_replicas(TORCHTITAN, plan)
-        refusals = [*job_refusals(problem), *_format_refusals(problem), *recompute_refusals(plan)]
-        refusals += [*whole_nodes(problem, plan.layout)[2], *field_refusals(TORCHTITAN, plan.layout)]
-        flavor = flavor_of(problem.model)
-        if flavor is None:
-            refuse(TORCHTITAN.name, [*refusals, Refusal(_no_flavor(problem.model.name))])
-            raise AssertionError("refuse raises for a reason")
-        experts = problem.model.has_experts
-        deduplicated = problem.hardware.software.deduplicated_dispatch
-        run = run_of_plan(version, flavor, experts, problem.job.sequence_length, deduplicated, plan)
-        refusals += _run_refusals(plan, run, refusals)
-        refuse(TORCHTITAN.name, refusals)
-        environment = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-        return config_launch(
-            TORCHTITAN, version, problem, plan, settings_of(run), _notes(run, flavor), environment
-        )
-
-    def files(self, launch: ConfigLaunch, version: str) -> dict[str, str]:
-        """Write the launch as files by name: first the configuration, then scripts that start it. ``version`` is
-        milpplan's."""
-        toml = launch.version == V022
-        config = f"{MODULE}.toml" if toml else f"{MODULE}.py"
-        program: tuple[str, ...] = ("-m torchtitan.train", f'--job.config_file "$HERE/{config}"')
-        before = ['HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)']
-        if not toml:
-            before.append('export PYTHONPATH="$HERE${PYTHONPATH:+:$PYTHONPATH}"')
-            program = ("-m torchtitan.train", f"--module {MODULE} --config plan")
-        return {
-            config: _config(launch, version),
-            SCRIPT: torchrun_script(launch, version, program, tuple(before)),
-        }
-
-    def read(self, request: ImportRequest) -> Imported:
-        """Read a configuration into a problem and a plan."""
-        return imported(request)
+def _files(launch: ConfigLaunch, version: str) -> dict[str, str]:
+    """Write the launch as files by name: first the configuration, then scripts that start it. ``version`` is
+    milpplan's."""
+    toml = launch.version == V022
+    config = f"{MODULE}.toml" if toml else f"{MODULE}.py"
+    program: tuple[str, ...] = ("-m torchtitan.train", f'--job.config_file "$HERE/{config}"')
+    before = ['HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)']
+    if not toml:
+        before.append('export PYTHONPATH="$HERE${PYTHONPATH:+:$PYTHONPATH}"')
+        program = ("-m torchtitan.train", f"--module {MODULE} --config plan")
+    return {
+        config: _config(launch, version),
+        SCRIPT: torchrun_script(launch, version, program, tuple(before)),
+    }
 
 
 def _config(launch: ConfigLaunch, version: str) -> str:
@@ -523,20 +496,19 @@ def _python_literal(value: Any) -> str:
     return json.dumps(value) if isinstance(value, str | list) else repr(value)
 
 
-def _no_flavor(name: str) -> str:
-    return f"it knows models by name and flavor, and {name} is none of its own (torchtitan/models)"
-
-
-def _format_refusals(problem: Problem) -> list[Refusal]:
-    job, refusals = problem.job, []
-    if job.precision == "fp8":
+def _problem_refusals(problem: Problem) -> list[Refusal]:
+    """List the properties of a problem that no plan for torchtitan supports."""
+    refusals = problem_refusals(
+        problem,
+        products="its float8 converters leave out layers that the plan counts in fp8",
+        gradients="mixed_precision_reduce is float32 alone",
+        attention="its attention is fused",
+    )
+    if flavor_of(problem.model) is None:
+        name = problem.model.name
         refusals.append(
-            Refusal("precision fp8: its float8 converters leave out layers that the plan counts in fp8")
+            Refusal(f"it knows models by name and flavor, and {name} is none of its own (torchtitan/models)")
         )
-    if job.grad_dtype != "fp32":
-        refusals.append(Refusal(f"gradients in {job.grad_dtype}: mixed_precision_reduce is float32 alone"))
-    if job.attention_kernel != "flash":
-        refusals.append(Refusal(f"attention kernel {job.attention_kernel}: its attention is fused"))
     return refusals
 
 
@@ -573,3 +545,7 @@ def _notes(run: Run, flavor: Pair) -> tuple[str, ...]:
     if flavor[0] == "deepseek_v3" or run.experts:
         notes.append("Experts are balanced by torchtitan's own bias, not by dropping tokens.")
     return tuple(notes)
+
+
+LAUNCHER = ConfigLauncher(TORCHTITAN, _problem_refusals, _launch, _files, imported)
+"""Launcher torchtitan, export and import: TOML configurations up to 0.2.2 and Python configurations since."""

@@ -33,14 +33,11 @@ import numpy.typing as npt
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers.capabilities import (
     NO_STREAMS,
-    NO_TILES,
     ONE_F_ONE_B,
-    WHOLE_NODES,
-    Capability,
     Columns,
     Limit,
     RowRule,
-    own_orders,
+    config_capability,
     piped_states,
     whole_kv_heads,
     whole_words,
@@ -543,7 +540,7 @@ def titan_pipelines(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
     return np.asarray(enough)
 
 
-TORCHTITAN = Capability(
+TORCHTITAN = config_capability(
     name="torchtitan",
     versions=("b5bcd76c", "0.3.0", "0.2.2"),
     limits={
@@ -553,14 +550,12 @@ TORCHTITAN = Capability(
             "its zero-bubble schedules fail on the mask of FlexAttention and are off in its own tests "
             "(tests/integration_tests/features.py:129)",
         ),
-        "tp_overlap": Limit(("none",), NO_TILES),
         "pp_scatter_gather": Limit((False,), "PyTorch's pipeline sends whole activations"),
         "offload_weights": Limit((False,), NO_STREAMS),
         "offload_activations": Limit((False,), NO_STREAMS),
         "offload_optimizer": Limit((False,), f"{NO_STREAMS} (enable_cpu_offload updates on the processor)"),
     },
     rules={
-        **WHOLE_NODES,
         "whole_key_value_heads": RowRule(whole_kv_heads, "heads of a rank are whole"),
         "whole_words": RowRule(whole_words, "DTensor shards of the vocabulary are even here"),
         "experts": RowRule(titan_experts, "experts are cut over tp without ep, with it over one rank"),
@@ -568,6 +563,5 @@ TORCHTITAN = Capability(
         "pipelines": RowRule(titan_pipelines, "1F1B wants as many micro-batches as stages"),
         "states": RowRule(titan_states, "fully_shard decides what is sharded and when", shards=True),
     },
-    more_limits=own_orders,
     complete=True,
 )
