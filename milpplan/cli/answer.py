@@ -84,7 +84,7 @@ def next_steps(result: PlanResult, out: Path | None, verbose: bool) -> Iterator[
 
 def _is_exportable(problem: Problem) -> bool:
     """Return True if some launcher's export writes jobs of this kind."""
-    unlike = problem.inference or bool(problem.other_hardware)
+    unlike = problem.inference or bool(problem.other_hardware) or problem.job.alignment is not None
     return not (unlike or problem.job.frozen_text or problem.model.vision is not None)
 
 

@@ -36,8 +36,10 @@ from milpplan.problem.problem import (
     MAX_MARGIN,
     MAX_NODE_TYPES,
     MAX_SEQUENCE,
+    METHODS,
     MIXINGS,
     NOT_LISTS,
+    REFERENCES,
     SPACES,
 )
 from milpplan.problem.reading import plain_reason, shown
@@ -245,6 +247,7 @@ def problem_of(
         image_tokens=job.get("image_tokens"),
         frozen=tuple(dict.fromkeys(choice(name, "--freeze", FROZEN_PARTS) for name in job.get("freeze") or ())),
         mtp_layers=job.get("mtp_layers") or 0,
+        alignment=_alignment(job.get("alignment"), job.get("reference")),
     )
     check_size(asked)
     declared = SPACES[choice(space, "--space", tuple(SPACES))]
@@ -276,6 +279,24 @@ def _lora(model: ModelSpec, rank: int | None, modules: str | None) -> dict[str, 
         "rank": rank,
         "modules": tuple(choice(name.strip(), "--lora-modules", known) for name in modules.split(",")),
     }
+
+
+def _alignment(method: str | None, reference: str | None) -> dict[str, str] | None:
+    """Read ``--alignment`` and ``--reference``.
+
+    Raises:
+        InvalidInputError: a reference without a method.
+    """
+    if method is None:
+        if reference is not None:
+            raise InvalidInputError(
+                f"--reference is {shown(reference)}, without --alignment.",
+                "Expected the method that has a reference.",
+                "Add --alignment dpo, or leave --reference out.",
+            )
+        return None
+    asked = {"method": choice(method, "--alignment", METHODS)}
+    return asked if reference is None else asked | {"reference": choice(reference, "--reference", REFERENCES)}
 
 
 def narrowed(problem: Problem, fix: Iterable[str], allow: Iterable[str], schedule: str | None) -> Problem:

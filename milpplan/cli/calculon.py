@@ -31,6 +31,8 @@ FROM_FILES: Final = (
     "mtp_layers",
     "vision_tokens",
     "image_tokens",
+    "alignment",
+    "reference",
     "objective",
     "deadline_hours",
     "tokens",

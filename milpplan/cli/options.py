@@ -247,6 +247,25 @@ ImageTokens = Annotated[
         rich_help_panel=JOB,
     ),
 ]
+AlignmentName = Annotated[
+    str | None,
+    typer.Option(
+        "--alignment",
+        metavar="dpo",
+        help="Train on preferences; both sequences of a pair count in the batch.",
+        rich_help_panel=JOB,
+    ),
+]
+ReferenceName = Annotated[
+    str | None,
+    typer.Option(
+        "--reference",
+        metavar="frozen|none",
+        help="Reference model of --alignment: a frozen copy (LoRA: the base), or log-probabilities from before.",
+        show_default="frozen",
+        rich_help_panel=JOB,
+    ),
+]
 Backend = Annotated[
     str,
     typer.Option("--backend", metavar="auto|cpsat|cbc|highs", help="Solver.", rich_help_panel=PROOF),

@@ -70,6 +70,8 @@ class SolveWords:
     mtp_layers: int
     vision_tokens: int | None
     image_tokens: int | None
+    alignment: str | None
+    reference: str | None
     space: str
     schedule: str | None
     fix: list[str] | None
@@ -179,6 +181,8 @@ class SolveWords:
             "mtp_layers": self.mtp_layers,
             "vision_tokens": self.vision_tokens,
             "image_tokens": self.image_tokens,
+            "alignment": self.alignment,
+            "reference": self.reference,
             "ignore": self.ignore,
             "memory_margin": self.memory_margin,
         }

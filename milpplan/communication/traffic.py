@@ -103,7 +103,7 @@ _Key = tuple[Parallelism, Transport, Groups, float | None]
 def flows(problem: Problem, plan: Plan) -> list[Flow]:
     """Collect the messages of every virtual stage of a plan, without the transfers between stages."""
     columns = LayoutColumns.of([plan.layout])
-    kinds = problem.model.kinds
+    kinds, forwards = problem.model.kinds, 1 + problem.job.reference_forwards
     layers = [layer_messages(problem, kind, columns) for kind in kinds]
     replays = [replayed_messages(problem, kind, columns) for kind in kinds]
     of_states = [
@@ -113,7 +113,7 @@ def flows(problem: Problem, plan: Plan) -> list[Flow]:
     for number, stage in enumerate(plan.virtual_stages):
         counts = zip(*_counts(problem, stage), strict=True)
         for kind, (count, wholly, selectively) in enumerate(counts):
-            _add(total, number, layers[kind], (count, count, 0, 0))
+            _add(total, number, layers[kind], (forwards * count, count, 0, 0))
             # A full recomputation repeats the forward's messages within the backward.
             _add(
                 total,
@@ -123,10 +123,10 @@ def flows(problem: Problem, plan: Plan) -> list[Flow]:
             )
             _add(total, number, replays[kind], (0, selectively, 0, 0))
             per_micro_batch, per_step = of_states[kind]
-            _add(total, number, per_micro_batch, (count, count, 0, 0))
+            _add(total, number, per_micro_batch, (forwards * count, count, 0, 0))
             _add(total, number, per_step, (0, 0, count, count))
     for number, is_head in ((0, False), (plan.layout.num_virtual_stages - 1, True)):
-        _add(total, number, end_messages(problem, is_head, columns), (1, 1, 0, 0))
+        _add(total, number, end_messages(problem, is_head, columns), (forwards, 1, 0, 0))
         _add(total, number, _end_states(problem, columns, is_head), (0, 0, 1, 1))
     return [Flow(*key, value) for key, value in total.items() if value.any()]
 

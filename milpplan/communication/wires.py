@@ -314,17 +314,22 @@ def transfer_bytes(problem: Problem, columns: LayoutColumns) -> FloatArray:
     """Size the activation (or its gradient) that each tensor-parallel rank sends to the next virtual stage, [n].
 
     With sequence parallelism it is the rank's own slice, with ``pp_scatter_gather`` a part of the common
-    activation.
+    activation. That of a frozen reference goes with it.
     """
     shard = Shard.of(problem, columns)
     share = np.where(scattered(columns), shard.tp, shard.sequence_tp)
-    return np.asarray(BF16_BYTES * shard.tokens * shard.hidden / share)
+    return np.asarray(_whole_bytes(problem, shard) / share)
+
+
+def _whole_bytes(problem: Problem, shard: Shard) -> FloatArray:
+    """Size the activation between two stages, in bytes [n]."""
+    return BF16_BYTES * shard.tokens * shard.hidden * (1 + problem.job.reference_forwards)
 
 
 def gathered_bytes(problem: Problem, columns: LayoutColumns) -> FloatArray:
     """Size the activation that the ranks of a stage gather after a transfer in parts, in bytes [n]; else 0."""
     shard = Shard.of(problem, columns)
-    return np.asarray(np.where(scattered(columns), BF16_BYTES * shard.tokens * shard.hidden, 0.0))
+    return np.asarray(np.where(scattered(columns), _whole_bytes(problem, shard), 0.0))
 
 
 def scattered(columns: LayoutColumns) -> BoolArray:

@@ -76,6 +76,8 @@ WORDS: Final[dict[str, Callable[[Problem], str]]] = {
     "sequence_divisible_by_twice_cp": lambda p: f"2 cp must divide the {p.job.sequence_length:,} tokens",
     "pp_not_above_stages": lambda p: f"pp stages need {p.model.num_layers} layers to hold",
     "batch_divisible_by_dp": lambda p: f"dp must divide the batch of {_batch(p)}",
+    "pairs_share_a_micro_batch": lambda p: "both sequences of a pair share a micro-batch: its size must be even",
+    "offloaded_weights_need_no_reference": lambda p: "weights on the host beside a frozen copy are not priced",
     "experts_need_moe": lambda p: f"{p.model.name} has no experts for ep and etp",
     "experts_divisible_by_ep": lambda p: f"ep must divide the {_experts(p, 'num_experts')} experts",
     "expert_width_divisible_by_etp": lambda p: f"etp must divide the width {_experts(p, 'intermediate_size')}",

@@ -60,7 +60,8 @@ def word(value: object) -> str:
 
 
 def job_refusals(problem: Problem) -> list[Refusal]:
-    """Refuse what no export writes: encoders, inference, frozen parts, unusual states, several node types."""
+    """Refuse what no export writes: encoders, inference, frozen parts, preferences, unusual states, several node
+    types."""
     refusals = []
     if problem.model.vision is not None:
         refusals.append(Refusal(f"{problem.model.name} has a vision encoder, and exports write none"))
@@ -70,6 +71,8 @@ def job_refusals(problem: Problem) -> list[Refusal]:
         refusals.append(Refusal(f"{problem.job.frozen_text}: the writer sets no adapters and freezes nothing"))
     if unwritten := problem.hardware.software.unwritten_text:
         refusals.append(Refusal(f"{unwritten}: the writer has states in fp32, and a ring of keys and values"))
+    if problem.job.alignment_text:
+        refusals.append(Refusal(f"{problem.job.alignment_text}: the writer trains on the next token"))
     if problem.other_hardware:
         names = ", ".join(hardware.name for hardware in problem.node_types)
         refusals.append(

@@ -623,12 +623,13 @@ def _parts(problem: Problem) -> Iterator[Problem]:
     because most plans fit on them."""
     job = problem.job
     sizes = dict.fromkeys((job.num_gpus_values[-1], job.num_gpus_values[len(job.num_gpus_values) // 2]))
-    plain = _narrowed(problem, PLAIN)
-    memory_saving = _narrowed(
-        problem, {name: values for name, values in PLAIN.items() if name not in MEMORY_FIELDS}
+    first_values = PLAIN | {"micro_batch_size": (job.sequences_together,)}
+    plain = _narrowed(problem, first_values)
+    memory_saving, chunked = (
+        _narrowed(problem, {name: values for name, values in first_values.items() if name not in opened})
+        for opened in (MEMORY_FIELDS, CHUNK_FIELDS)
     )
-    chunked = _narrowed(problem, {name: values for name, values in PLAIN.items() if name not in CHUNK_FIELDS})
-    offloaded = _narrowed(problem, {**PLAIN, **dict.fromkeys(OFFLOADS, (True,))})
+    offloaded = _narrowed(problem, {**first_values, **dict.fromkeys(OFFLOADS, (True,))})
     for part in dict.fromkeys((plain, memory_saving, chunked, offloaded)):
         for gpus in sizes:
             # The batch that has the largest power of two in common with the number of GPUs.

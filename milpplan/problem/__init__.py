@@ -87,7 +87,17 @@ if TYPE_CHECKING:
         shares_code,
         shares_of,
     )
-    from milpplan.problem.problem import ANY_SPLIT_LAYERS, Job, Lora, Mixing, NodeGroup, Problem, Range, Space
+    from milpplan.problem.problem import (
+        ANY_SPLIT_LAYERS,
+        Alignment,
+        Job,
+        Lora,
+        Mixing,
+        NodeGroup,
+        Problem,
+        Range,
+        Space,
+    )
     from milpplan.problem.reading import nearest, parse_json, read_bytes, read_text, validated
     from milpplan.problem.scenarios import Scenario, default_scenarios, in_scenario, scenario_of
 else:

@@ -75,6 +75,28 @@ FrozenPart = Literal["embedding", "head", "vision"]
 FROZEN_PARTS: tuple[FrozenPart, ...] = ("embedding", "head", "vision")
 
 
+Method = Literal["dpo"]
+METHODS: tuple[Method, ...] = ("dpo",)
+Reference = Literal["frozen", "none"]
+REFERENCES: tuple[Reference, ...] = ("frozen", "none")
+
+
+class Alignment(Record):
+    """Training on preferences: work of a step beside forward and backward of the policy.
+
+    ``dpo``: every sample is a pair of sequences, chosen and rejected, which share a micro-batch. Source: Rafailov
+    et al. 2023 (Direct Preference Optimization), equation 7.
+    """
+
+    method: Method
+    reference: Reference = "frozen"
+    """``frozen``: the model before training runs a forward of every micro-batch before the policy. It is a second
+    copy of the weights in the policy's layout; beside LoRA it is the policy without its adapters and needs none.
+    ``none``: its log-probabilities were computed beforehand.
+    Source: TRL trl/trainer/dpo_trainer.py (``ref_model``, ``precompute_ref_log_probs``); ms-swift
+    swift/megatron/trainers/rlhf_mixin.py (``prepare_model``, ``null_ref_context``)."""
+
+
 class Job(Record):
     """A training job, or an inference job of forwards only. Batch sizes count sequences."""
 
@@ -107,6 +129,33 @@ class Job(Record):
     them."""
     image_tokens: PositiveInt | None = None
     """Tokens of an image; None: those that the model fixes, else all ``vision_tokens`` are of one image."""
+    alignment: Alignment | None = None
+    """Training on preferences; None: on the next token."""
+
+    @property
+    def sequences_together(self) -> int:
+        """Sequences that share a micro-batch: both of a pair."""
+        return 2 if self.alignment is not None and self.alignment.method == "dpo" else 1
+
+    @property
+    def reference_forwards(self) -> int:
+        """Forwards of a frozen reference in every micro-batch."""
+        return int(self.alignment is not None and self.alignment.reference == "frozen")
+
+    @property
+    def reference_copies(self) -> int:
+        """Copies of all weights that a reference holds."""
+        return self.reference_forwards if self.lora is None else 0
+
+    @property
+    def alignment_text(self) -> str:
+        """Words for training on preferences; empty for training on the next token."""
+        if self.alignment is None:
+            return ""
+        if not self.reference_forwards:
+            return "DPO with log-probabilities of the reference computed beforehand"
+        base = "a frozen reference" if self.lora is None else "the model without adapters as reference"
+        return f"DPO with {base}"
 
     @property
     def frozen_text(self) -> str:
@@ -319,6 +368,7 @@ class Problem(Record):
         self._check_frozen_parts()
         self._check_mtp_layers()
         self._check_images()
+        self._check_alignment()
         if self.model.learned_positions and self.job.sequence_length > self.model.max_position_embeddings:
             raise ValueError(
                 f"sequence_length={self.job.sequence_length} exceeds the {self.model.max_position_embeddings}"
@@ -357,6 +407,13 @@ class Problem(Record):
                 f"a layer of multi-token prediction is priced as the last layer of the model, and that of "
                 f"{self.model.name} is not attention with a feed-forward block: leave mtp_layers out"
             )
+
+    def _check_alignment(self) -> None:
+        if self.job.alignment is None:
+            return
+        beside = "inference" if self.inference else "layers of multi-token prediction" * (self.job.mtp_layers > 0)
+        if beside:
+            raise ValueError(f"{self.job.alignment_text} beside {beside} is not modelled")
 
     def _check_images(self) -> None:
         job, vision = self.job, self.model.vision

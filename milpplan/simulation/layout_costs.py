@@ -552,11 +552,12 @@ def _sharding(
     stage = columns.zero_stage
     zero = np.zeros((len(parameters), 2, len(ONCE), len(columns)))
     rows = np.flatnonzero(stage >= 2)
-    forward = np.where(stage[rows] == 3, gather[:, rows], 0.0)
+    again = np.where(stage[rows] == 3, gather[:, rows], 0.0)
+    forward = again * (1 + problem.job.reference_forwards)
     replicas = placement.replicas(columns.take(rows))
     share = collectives.processor_fraction(problem.hardware, *replicas)
     split, none = columns.split_backward[rows], np.zeros_like(forward)
-    again = none if problem.inference else forward
+    again = none if problem.inference else again
     by_phase = [(forward, none), (again, np.where(split, 0.0, reduce[:, rows]))]
     by_phase += [(none, np.where(split, reduce[:, rows], 0.0))] * bool(split.any())
     for phase, (gathered, reduced) in enumerate(by_phase):

@@ -274,8 +274,19 @@ def _job_rules(problem: Problem, layout: Layout) -> list[Legality]:
     """List the rules on degrees and on the hardware: whole tokens on every rank, a host memory to offload to."""
     length = problem.job.sequence_length
     heads, ulysses = problem.model.common_heads, layout.ulysses
+    together = problem.job.sequences_together
     rules = [
         (length % layout.cp == 0, f"cp={layout.cp}", "cp divides the sequence length"),
+        (
+            layout.micro_batch_size % together == 0,
+            f"micro_batch_size={layout.micro_batch_size}",
+            f"the {together} sequences of a pair share a micro-batch",
+        ),
+        (
+            not (problem.job.reference_copies and layout.offload_weights),
+            "offload_weights beside a frozen reference",
+            "the reference's weights stay on the device, and so do the policy's",
+        ),
         (
             ulysses == 1 or (layout.cp % ulysses == 0 and heads % (layout.tp * ulysses) == 0),
             f"ulysses={ulysses} with cp={layout.cp} and tp={layout.tp}",

@@ -137,11 +137,12 @@ def state_bytes(
 
     Returns:
         Bytes of weights, gradients and Adam states, [3, n]; the latter two of trained parameters only. Gradients
-        include the framework's reduction buckets.
+        include the framework's reduction buckets, weights those of a reference, sharded as the policy's: TRL
+        shards both at ZeRO 3 or neither (trl/models/utils.py, ``prepare_deepspeed``).
     """
     per_weight = weight_bytes(problem) if per_weight is None else per_weight
     software, stage = problem.hardware.software, columns.zero_stage
-    total, frozen = np.zeros((3, len(columns))), np.zeros(len(columns))
+    total, frozen, reference = np.zeros((3, len(columns))), np.zeros(len(columns)), np.zeros(len(columns))
     for local, trained, replicas, shards in _sharded_groups(columns, parameters):
         for part, (count, per_parameter, sharded_from) in enumerate(
             (
@@ -152,11 +153,14 @@ def state_bytes(
         ):
             total[part] += count * per_parameter / np.where(stage >= sharded_from, shards, 1)
         frozen += (local - trained) * per_weight / shards
+        if problem.job.reference_copies:
+            reference += problem.job.reference_copies * local * per_weight / np.where(stage >= 3, shards, 1)
         if software.gradient_bucket_bytes:
             bucketed = (stage <= 1) & (replicas > 1)
             total[1] += np.where(bucketed, software.gradient_bucket_bytes * trained, 0.0)
     if software.master_shards_only:
         total[0] = np.where(stage >= 3, frozen, total[0])
+    total[0] += reference
     if problem.inference:
         total[1:] = 0.0
     return total

@@ -228,6 +228,15 @@ def _mtp_layers(problem: Problem, layout: Layout, costs: LayoutCosts, times: int
     return replace(costs, head_ns=costs.head_ns + (times - 1) * (costs.head_ns - bare.head_ns))
 
 
+def _reference(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
+    """Scale the forwards of a reference: the difference of layers and ends with and without them."""
+    job = problem.job.model_copy(update={"alignment": None})
+    bare = layout_costs(problem.model_copy(update={"job": job}), LayoutColumns.of([layout])).at(0)
+    names = ("duration_ns", "edge_ns", "paired_ns", "embedding_ns", "head_ns")
+    pairs = {name: (getattr(costs, name), getattr(bare, name)) for name in names}
+    return replace(costs, **{name: own + (times - 1) * (own - other) for name, (own, other) in pairs.items()})
+
+
 def _recomputation(phase: Phase) -> Scale:
     def scaled(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
         duration = costs.duration_ns.copy()
@@ -376,6 +385,12 @@ TERMS: Final = (
         "layers of multi-token prediction",
         lambda problem, plan: problem.job.mtp_layers > 0,
         _mtp_layers,
+    ),
+    Term(
+        "reference_forwards",
+        "forwards of a frozen reference",
+        lambda problem, plan: problem.job.reference_forwards > 0,
+        _reference,
     ),
     Term(
         "zero_2",

@@ -129,6 +129,7 @@ def test_every_rule_has_words() -> None:
             enumerate_layouts.DEGREE_RULES,
             enumerate_layouts.EXPERT_RULES,
             enumerate_layouts.SEQUENCE_RULES,
+            enumerate_layouts.MICRO_BATCH_RULES,
             SPLIT_RULES,
             SCHEDULE_RULES,
             SPLIT_BACKWARD_RULES,

@@ -52,6 +52,8 @@ def min_gpus(
     mtp_layers: o.MtpLayers = 0,
     vision_tokens: o.VisionTokens = None,
     image_tokens: o.ImageTokens = None,
+    alignment: o.AlignmentName = None,
+    reference: o.ReferenceName = None,
     space: o.SpaceKind = "free",
     schedule: o.ScheduleNames = None,
     fix: o.Fix = None,
@@ -91,6 +93,8 @@ def min_gpus(
         "mtp_layers": mtp_layers,
         "vision_tokens": vision_tokens,
         "image_tokens": image_tokens,
+        "alignment": alignment,
+        "reference": reference,
         "ignore": ignore,
         "memory_margin": memory_margin,
     }

@@ -79,6 +79,8 @@ def program(
     mtp_layers: o.MtpLayers = 0,
     vision_tokens: o.VisionTokens = None,
     image_tokens: o.ImageTokens = None,
+    alignment: o.AlignmentName = None,
+    reference: o.ReferenceName = None,
     schedule: o.ScheduleNames = None,
     allow: o.Allow = None,
     forbid: o.Forbid = None,

@@ -112,6 +112,12 @@ def _two_plans(source: Path, target: Path) -> tuple[Problem, Plan, Plan]:
                 "Expected plans that train all weights: a switch moves the states of all weights.",
                 "Give plans of a job without --lora-rank and --freeze.",
             )
+        if job.reference_copies:
+            raise InvalidInputError(
+                f"{path} has {job.alignment_text}.",
+                "Expected plans of one model: a switch moves the policy's states alone.",
+                "Give plans of a job without --alignment, or with --reference none.",
+            )
         if job.mtp_layers:
             raise InvalidInputError(
                 f"{path} trains layers of multi-token prediction.",

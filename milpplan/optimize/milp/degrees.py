@@ -34,6 +34,7 @@ from milpplan.optimize.milp.program import MINUS_INFINITY, ProgramBuilder
 from milpplan.optimize.space.enumerate_layouts import (
     DEGREE_RULES,
     EXPERT_RULES,
+    MICRO_BATCH_RULES,
     ORDER_RULES,
     SEQUENCE_RULES,
     SHARDING_RULES,
@@ -41,6 +42,7 @@ from milpplan.optimize.space.enumerate_layouts import (
 )
 from milpplan.optimize.space.layout_space import Rule
 from milpplan.optimize.space.rules import (
+    ALIGNMENT_SWITCH_RULES,
     EXECUTION,
     EXECUTION_RULES,
     HYBRID_RULES,
@@ -161,7 +163,7 @@ def rules(problem: Problem) -> dict[str, Rule]:
     """Return the rules of ``enumerate_layouts`` that are not products."""
     named_rules = DEGREE_RULES | cluster_rules(problem) | SEQUENCE_RULES | EXECUTION_RULES | stage_rules(problem)
     named_rules |= SHARDING_RULES | INFERENCE_RULES | PIPELINE_SHARDING_RULES
-    named_rules |= HYBRID_RULES | HYBRID_SHARDING_RULES
+    named_rules |= HYBRID_RULES | HYBRID_SHARDING_RULES | MICRO_BATCH_RULES | ALIGNMENT_SWITCH_RULES
     if any(kind.mlp.type == "moe" for kind in problem.model.kinds):
         named_rules |= EXPERT_RULES
         # With the pipeline outermost both grids agree for all degrees: no need to try all combinations.

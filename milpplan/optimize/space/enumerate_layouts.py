@@ -30,6 +30,7 @@ from milpplan.optimize.space.layout_space import (
 )
 from milpplan.optimize.space.lazy_product import Blocks, apply_rules, without_slower_transfers
 from milpplan.optimize.space.rules import (
+    ALIGNMENT_SWITCH_RULES,
     ALL_REPLICA_RULES,
     CAPACITY_RULES,
     CLUSTER_ORDER_RULES,
@@ -141,6 +142,12 @@ DEGREE_RULES: dict[str, Rule] = {
     "batch_divisible_by_dp": lambda p, c: c["global_batch_size"] % c["dp"] == 0,
 }
 
+MICRO_BATCH_RULES: dict[str, Rule] = {
+    "pairs_share_a_micro_batch": lambda p, c: c["micro_batch_size"] % p.job.sequences_together == 0,
+}
+"""Rules where sequences of a sample belong together. Source: TRL trl/trainer/dpo_trainer.py concatenates chosen
+and rejected sequences."""
+
 EXPERT_RULES: dict[str, Rule] = {
     "experts_divisible_by_ep": lambda p, c: _all_divide([m.num_experts for m in _experts(p)], c["ep"]),
     "expert_width_divisible_by_etp": lambda p, c: _all_divide(
@@ -243,6 +250,8 @@ def _pipelines(problem: Problem, rule_filter: RuleFilter) -> Blocks:
     _micro_batch_sizes(problem, degrees)
     number = np.arange(len(degrees["tp"]))
     blocks = _micro_batches(problem, _rank_orders(problem, rule_filter, {**degrees, "number": number}))
+    if problem.job.sequences_together > 1:
+        blocks = rule_filter.keep(blocks, MICRO_BATCH_RULES)
     number_of_block = blocks.pop("number")
     stands_for = np.bincount(number_of_block, minlength=len(number))
     asked = asked_switches(problem)
@@ -277,7 +286,10 @@ def _heterogeneous_replicas(problem: Problem, rule_filter: RuleFilter) -> Column
     columns = _expert_degrees(problem, own_filter, columns)
     crossed = cross(columns, "rank_order", np.array(orders, dtype=np.int64))
     columns = own_filter.keep(crossed, ORDER_RULES | {"rank_order_places_alike": _order_is_new})
-    columns = _switches(problem, own_filter, with_shares(problem, columns))
+    columns = with_shares(problem, columns)
+    if problem.job.sequences_together > 1:
+        columns = own_filter.keep(columns, MICRO_BATCH_RULES)
+    columns = _switches(problem, own_filter, columns)
     if asked_switches(problem):
         columns = own_filter.apply(columns, TRANSFER_DOMINANCE)
     columns = virtual_stages(problem, own_filter.keep(columns, REPLICA_RULES))
@@ -337,6 +349,8 @@ def _switches(
     if not asked:
         return columns
     rules = EXECUTION_RULES | CAPACITY_RULES | DOMINANCE
+    if problem.job.alignment is not None and "offload_weights" in asked:
+        rules |= ALIGNMENT_SWITCH_RULES
     for name, values in asked.items():
         if name == "dp_replicate":
             rules |= HYBRID_RULES
@@ -487,7 +501,15 @@ def kept_rules(problem: Problem, columns: LayoutColumns) -> dict[str, BoolArray]
     problem = problem.model_copy(update={"space": Space(schedule=SCHEDULES)})
     mapping = {name: getattr(columns, name).astype(np.int64) for name in Layout.model_fields}
     mapping["num_micro_batches"] = columns.num_micro_batches
-    rules = DEGREE_RULES | SEQUENCE_RULES | EXECUTION_RULES | CAPACITY_RULES | SHARDING_RULES
+    rules = (
+        DEGREE_RULES
+        | MICRO_BATCH_RULES
+        | SEQUENCE_RULES
+        | ALIGNMENT_SWITCH_RULES
+        | EXECUTION_RULES
+        | CAPACITY_RULES
+        | SHARDING_RULES
+    )
     rules |= stage_rules(problem) | INFERENCE_RULES | HYBRID_RULES | HYBRID_SHARDING_RULES
     rules.pop("layers_split_uniformly")
     rules.pop("one_schedule_without_pipeline")

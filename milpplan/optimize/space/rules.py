@@ -198,6 +198,11 @@ exchanged by all-to-alls: Transformer Engine at d0067d0d, pytorch/attention/dot_
 context_parallel.py, requires that the ranks divide the heads of queries, keys and values, and refuses windows with
 a2a+p2p."""
 
+ALIGNMENT_SWITCH_RULES: dict[str, Rule] = {
+    "offloaded_weights_need_no_reference": lambda p, c: (c["offload_weights"] == 0) | (not p.job.reference_copies),
+}
+"""Rules on switches of jobs that train on preferences."""
+
 HYBRID_RULES: dict[str, Rule] = {
     "dp_replicate_divides_dp": lambda p, c: c["dp"] % c["dp_replicate"] == 0,
     "dp_replicate_divides_expert_replicas": lambda p, c: (

@@ -102,6 +102,7 @@ def _facts(side: Side) -> Iterator[tuple[str, str]]:
         yield name, _word(getattr(job, name))
     yield "images", job.vision_text or "none"
     yield "trained", job.frozen_text or "all weights"
+    yield "alignment", job.alignment_text or "none"
     yield "MTP layers", f"{job.mtp_layers}"
     for name, value in layout.model_dump().items():
         yield name, _word(value)

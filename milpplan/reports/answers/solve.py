@@ -190,6 +190,8 @@ def _words(problem: Problem, plan: Plan) -> Iterator[str]:
         yield _recomputed(plan, layers)
     if mtp := mtp_text(problem):
         yield mtp
+    if aligned := problem.job.alignment_text:
+        yield aligned
 
 
 def _recomputed(plan: Plan, layers: int) -> str:

@@ -136,8 +136,9 @@ def _job(problem: Problem, layout: Layout, report: StepReport) -> str:
     frozen = ""
     if job.frozen_text:
         frozen = f" with {job.frozen_text} ({count_text(trained_parameters(problem))} trained parameters)"
+    aligned = f" by {job.alignment_text}" if job.alignment_text else ""
     return (
-        f"{problem.model.name}{frozen} on {counted(layout.num_gpus, 'GPU')} "
+        f"{problem.model.name}{frozen}{aligned} on {counted(layout.num_gpus, 'GPU')} "
         f"({cluster_text(problem, layout.num_gpus)}), in "
         f"{job.precision}. One step "
         f"{what} {counted(layout.global_batch_size, 'sequence')} of {counted(job.sequence_length, 'token')}"

@@ -76,15 +76,22 @@ def embedding_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
     holds a part of the rows. A frozen embedding has no backward.
     """
     embedding = _embedding(problem, columns)
-    if not problem.job.vision_tokens:
-        return embedding
-    encoder = encoder_costs(problem, columns)
-    return replace(
-        embedding,
-        seconds=embedding.seconds + encoder.seconds,
-        kept_bytes=embedding.kept_bytes + encoder.kept_bytes,
-        workspace_bytes=encoder.workspace_bytes,
-    )
+    if problem.job.vision_tokens:
+        encoder = encoder_costs(problem, columns)
+        embedding = replace(
+            embedding,
+            seconds=embedding.seconds + encoder.seconds,
+            kept_bytes=embedding.kept_bytes + encoder.kept_bytes,
+            workspace_bytes=encoder.workspace_bytes,
+        )
+    return _with_reference(problem, embedding)
+
+
+def _with_reference(problem: Problem, end: Endpoint) -> Endpoint:
+    """Add the forward of a frozen reference, whose ends have no adapters."""
+    if problem.job.reference_forwards:
+        end.seconds[:, Phase.FORWARD] *= 1 + problem.job.reference_forwards
+    return end
 
 
 def _embedding(problem: Problem, columns: LayoutColumns) -> Endpoint:
@@ -116,7 +123,7 @@ def head_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
     """Price the head, of training with the layers of multi-token prediction."""
     if problem.inference:
         return _next_tokens(problem, columns)
-    head = _head_of_training(problem, columns)
+    head = _with_reference(problem, _head_of_training(problem, columns))
     return _with_mtp_layers(problem, columns, head) if problem.job.mtp_layers else head
 
 

@@ -55,9 +55,28 @@ def layer_seconds(
 
     Returns:
         Seconds [Part, Phase, num_layouts]. The ZeRO parts are 0: they depend on the data-parallel group, and
-        ``milpplan.simulation.layout_costs`` adds them.
+        ``milpplan.simulation.layout_costs`` adds them. The forward includes that of a frozen reference.
     """
-    return replaced_seconds(problem, kind, columns, layer_tally(problem, kind, columns, core).seconds)
+    seconds = replaced_seconds(problem, kind, columns, layer_tally(problem, kind, columns, core).seconds)
+    if problem.job.reference_forwards:
+        seconds[:, Phase.FORWARD] += reference_seconds(problem, kind, columns, core)
+    return seconds
+
+
+def reference_seconds(
+    problem: Problem, kind: LayerRun, columns: LayoutColumns, core: CoreSeconds | None = None
+) -> FloatArray:
+    """Time the forward of a layer of the frozen reference: without adapters, recomputed by nothing.
+
+    Returns:
+        Seconds [Part, num_layouts].
+
+    Source: ms-swift, swift/megatron/trainers/dpo_trainer.py (``forward_step``): in every micro-batch the stage
+    runs the reference without gradients, then the policy, and sends on both outputs as one tensor.
+    """
+    job = problem.job.model_copy(update={"alignment": None, "lora": None})
+    alone = layer_seconds(problem.model_copy(update={"job": job}), kind, columns, core)
+    return problem.job.reference_forwards * alone[:, Phase.FORWARD]
 
 
 def layer_tally(

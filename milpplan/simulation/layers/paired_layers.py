@@ -10,9 +10,9 @@ itself:
 
 The sum of both halves is at least the compute and at least the communication of both layers. It is also at least
 the forward alone, and at least the backward alone without its weight gradients, each with its own exposed
-communication. Replays of recomputed layers, embedding and head hide nothing: an upper bound. Where the chunks of a
-rank hold different numbers or kinds of layers, the larger chunk has less compute beside it than is counted: a
-lower bound.
+communication. Replays of recomputed layers, a frozen reference, embedding and head hide nothing: an upper bound.
+Where the chunks of a rank hold different numbers or kinds of layers, the larger chunk has less compute beside it
+than is counted: a lower bound.
 
 Source: DeepSeek-AI 2024 (DeepSeek-V3), section 3.2.1: chunks of a forward and a backward are taken apart into
 attention, dispatch, MLP and combine, and arranged so that all-to-all and pipeline communication are hidden.
@@ -24,7 +24,7 @@ import numpy as np
 
 from milpplan.problem import LayerRun, Problem
 from milpplan.simulation import FloatArray, IntArray, LayoutColumns
-from milpplan.simulation.layers.layer_time import host_seconds, layer_tally
+from milpplan.simulation.layers.layer_time import host_seconds, layer_tally, reference_seconds
 from milpplan.simulation.layers.terms import EXPOSED, ONCE, Part, Phase
 from milpplan.simulation.network import collectives, placement
 from milpplan.units import NS_PER_S
@@ -55,6 +55,8 @@ def paired_seconds(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> 
     forward = np.minimum(overlapped(Phase.FORWARD), alone[Phase.FORWARD])
     longest = np.maximum(alone[Phase.FORWARD], alone[Phase.BACKWARD])
     backward = np.maximum(overlapped(*WHOLE), longest - forward)
+    if problem.job.reference_forwards:
+        forward = forward + reference_seconds(problem, kind, columns)[EXPOSED].sum(axis=0)
     return np.stack([forward, np.minimum(backward, alone[Phase.BACKWARD] + alone[Phase.WEIGHT])])
 
 

@@ -563,7 +563,7 @@ def _frozen_flops_per_token(problem: Problem) -> float:
 def mfu(problem: Problem, tokens_per_s: float, num_gpus: int) -> float:
     """Compute the model FLOPs utilisation: model FLOPs per second over the sum of the accelerators' dense peaks.
 
-    The peak is that of the job's precision.
+    The peak is that of the job's precision. The forward of a reference counts.
     """
     peak = 0.0
     for hardware, count in zip(problem.node_types, problem.node_gpus, strict=True):
@@ -576,6 +576,6 @@ def mfu(problem: Problem, tokens_per_s: float, num_gpus: int) -> float:
         length = problem.job.sequence_length
         flops = flops / 3 - 2 * problem.model.vocab_size * problem.model.hidden_size * (length - 1) / length
     else:
-        flops -= _frozen_flops_per_token(problem)
+        flops += problem.job.reference_forwards * flops / 3 - _frozen_flops_per_token(problem)
     flops += encoder_flops(problem) / problem.job.sequence_length
     return flops * tokens_per_s / peak
