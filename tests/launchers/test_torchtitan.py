@@ -244,6 +244,29 @@ def test_a_recipe_is_read_and_not_run() -> None:
             TORCHTITAN.read(ImportRequest(text.replace(old, new), "x.py", problem.hardware))
 
 
+def test_checkpoints_by_product_lie_between_all_and_none() -> None:
+    """Every layer of a dense model replays every second product, which takes time and memory between those of all
+    operators and of none; a model with experts is refused, and so are products that are named."""
+    modes = {
+        "none": 'mode = "none"',
+        "selective": 'mode = "selective"\nselective_ac_option = "op"',
+        "full": 'mode = "full"',
+    }
+    read_as = {name: read(FOREIGN.replace('mode = "full"', text), num_gpus=64) for name, text in modes.items()}
+    steps = {name: simulate(found.problem, found.plan) for name, found in read_as.items()}
+    assert steps["none"].step_time_s < steps["selective"].step_time_s < steps["full"].step_time_s
+    assert steps["full"].peak_memory_bytes < steps["selective"].peak_memory_bytes < steps["none"].peak_memory_bytes
+    found = read_as["selective"]
+    assert found.problem.hardware.software.operator_checkpoints
+    assert all(stage.recompute.selective == stage.num_layers for stage in found.plan.virtual_stages)
+    named = 'per_op_sac_force_recompute_mm_shapes_by_fqns = ["feed_forward.w1"]'
+    with pytest.raises(InvalidInputError, match="every second product"):
+        read(FOREIGN.replace('mode = "full"', f"{modes['selective']}\n{named}"), num_gpus=64)
+    experts = FOREIGN.replace('name = "llama3"', 'name = "deepseek_v3"').replace('flavor = "8B"', 'flavor = "16B"')
+    with pytest.raises(InvalidInputError, match="every second product"):
+        read(experts.replace('mode = "full"', modes["selective"]), num_gpus=64)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "word"),
     [

@@ -253,11 +253,11 @@ def imported(request: ImportRequest) -> Imported:
     flavor = _flavor(settings, request.source)
     spec = flavors()[flavor]
     _check_model(spec, flavor, request.model, request.vocab_size)
-    run = run_of(settings, version, flavor, spec.has_experts, spec.num_layers, request.num_gpus)
+    run = run_of(settings, version, flavor, spec, request.num_gpus)
     check_rules(run, "Correct the settings, or the number of GPUs (--gpus).")
     plan = plan_of_run(run)
     told = [*notes, *_looked_at(settings, version)]
-    there = _software(run, request.hardware, told)
+    there = _software(run, _compiled(settings), request.hardware, told)
     check_priced(settings, QUIET)
     problem = Problem(model=request.model or spec, hardware=there, job=job_of(plan.layout, run.sequence_length))
     return Imported(problem, plan, (), left_out, tuple(told))
@@ -323,20 +323,26 @@ def _looked_at(settings: Settings, version: str) -> list[str]:
             "Use AdamW to compare it as such a run.",
         )
     notes = []
-    parts = settings.get("compile.components") or []
-    if not settings.switch("compile.enable") or "model" not in parts:
+    if not _compiled(settings):
         notes.append("Without torch.compile norms and activations are not fused; they are priced as fused.")
     if settings.get("loss") == "ChunkedLossWrapper.Config":
         notes.append("ChunkedLossWrapper keeps fewer logits than are counted.")
     return notes
 
 
-def _software(run: Run, hardware: HardwareSpec, notes: list[str]) -> HardwareSpec:
-    """Set the dispatcher of the hardware that the settings name."""
-    if run.ep == 1 or hardware.software.deduplicated_dispatch == run.deduplicated:
-        return hardware
-    notes.append(f"software.deduplicated_dispatch = {str(run.deduplicated).lower()}, as the settings say.")
-    software = hardware.software.model_copy(update={"deduplicated_dispatch": run.deduplicated})
+def _compiled(settings: Settings) -> bool:
+    """Check if layers are compiled."""
+    return settings.switch("compile.enable") and "model" in (settings.get("compile.components") or [])
+
+
+def _software(run: Run, compiled: bool, hardware: HardwareSpec, notes: list[str]) -> HardwareSpec:
+    """Set what the settings decide of the software: the dispatcher, and what checkpoints by product keep."""
+    wanted = {"deduplicated_dispatch": run.deduplicated} if run.ep > 1 else {}
+    if run.recompute == "selective":
+        wanted |= {"operator_checkpoints": True, "keeps_unread_results": not compiled}
+    changes = {name: value for name, value in wanted.items() if getattr(hardware.software, name) != value}
+    notes += [f"software.{name} = {str(value).lower()}, as the settings say." for name, value in changes.items()]
+    software = hardware.software.model_copy(update=changes)
     return hardware.model_copy(update={"software": software})
 
 

@@ -36,6 +36,7 @@ from milpplan.launchers.capabilities import (
     ONE_F_ONE_B,
     Columns,
     Limit,
+    Mode,
     RowRule,
     config_capability,
     piped_states,
@@ -170,7 +171,7 @@ class Run:
 
     ``replicate`` and ``shard`` are data_parallel_*_degree. ``stages`` holds the layers of every virtual stage in
     model order. A step of the optimizer takes ``accumulations`` runs of ``micro_batches`` micro-batches.
-    ``recompute`` applies to whole layers.
+    ``recompute`` is the mode of every layer.
     """
 
     version: str
@@ -191,7 +192,7 @@ class Run:
     micro_batches: int
     accumulations: int
     reshard: str
-    recompute: bool
+    recompute: Mode
     deduplicated: bool
 
     @property
@@ -305,7 +306,10 @@ def plan_of_run(run: Run) -> Plan:
             "Change the settings to compare it as the nearest run that is.",
         )
     spans = pairwise(accumulate(run.stages, initial=0))
-    stages = [{"layers": list(span), "recompute": {"full": (span[1] - span[0]) * run.recompute}} for span in spans]
+    stages = [
+        {"layers": list(span), "recompute": {} if run.recompute == "none" else {run.recompute: span[1] - span[0]}}
+        for span in spans
+    ]
     data = {"layout": layout_of_run(run).model_dump(), "virtual_stages": stages}
     return validated(Plan, data, "the plan that the configuration describes")
 
@@ -337,7 +341,7 @@ def run_of_plan(
         micro_batches=layout.num_micro_batches if pipelined else 1,
         accumulations=1 if pipelined else layout.num_micro_batches,
         reshard="always" if layout.zero_stage == 3 and not pipelined else "never",
-        recompute=whole > 0,
+        recompute="full" if whole else "none",
         deduplicated=deduplicated and layout.ep > 1,
     )
 

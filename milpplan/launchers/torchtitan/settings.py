@@ -13,8 +13,10 @@ from typing import Any
 
 from milpplan.errors import InvalidInputError
 from milpplan.launchers import Known, known_settings
+from milpplan.launchers.capabilities import Mode
 from milpplan.launchers.settings import Settings
 from milpplan.launchers.torchtitan.run import NEWEST, V022, Pair, Run
+from milpplan.problem import DenseMlp, GroupedQueryAttention, ModelSpec
 from milpplan.problem.reading import shown
 
 _P, _T = "parallelism", "training"
@@ -45,8 +47,9 @@ QUIET: Mapping[str, str] = {
         "acts in schedules that are refused, or chooses between spellings of the same shards"
     ),
     r"parallelism\.context_parallel_.*(?<!degree)": "acts with context parallelism, which is refused",
-    r"activation_checkpoint\.(preserve_rng_state|determinism_check|debug|early_stop|visualize.*|selective_ac_option|"
-    r"memory_budget|per_op_.*|force_recompute_.*)": "acts in modes that are refused, or checks what is recomputed",
+    r"activation_checkpoint\.(preserve_rng_state|determinism_check|debug|early_stop|visualize.*|memory_budget)": (
+        "acts in modes that are refused, or checks what is recomputed"
+    ),
     r"quantize\..*": "acts where model.converters names a converter, which is refused",
     r"fault_tolerance\.(?!enable$).*|memory_estimation\.disable_fake_mode": "acts where it is enabled: refused",
     r"float8\.(?!enable_float8_linear$).*|mx\..*|model\.norm_type|optimizer\.fused": (
@@ -160,9 +163,9 @@ def settings_of(run: Run) -> dict[str, Any]:
         backend = "deepep" if run.deduplicated else "standard"
         settings[_backend(run.version)] = backend
     if run.version == V022:
-        settings["activation_checkpoint.mode"] = "full" if run.recompute else "none"
+        settings["activation_checkpoint.mode"] = run.recompute
     else:
-        settings["activation_checkpoint.policy"] = "FullAC" if run.recompute else None
+        settings["activation_checkpoint.policy"] = None if run.recompute == "none" else "FullAC"
     return settings | {"compile.enable": True, "compile.components": ["model", "loss"]}
 
 
@@ -187,15 +190,14 @@ def _batch(run: Run) -> dict[str, Any]:
     return settings | ({f"{_P}.pipeline_parallel_microbatch_size": run.micro_batch_size} if run.pp > 1 else {})
 
 
-def run_of(settings: Settings, version: str, flavor: Pair, experts: bool, layers: int, world: int | None) -> Run:
+def run_of(settings: Settings, version: str, flavor: Pair, model: ModelSpec, world: int | None) -> Run:
     """Read the run that settings describe.
 
     Args:
         settings: by ``section.name``.
         version: the dialect.
         flavor: the model's name and flavor.
-        experts: the model has routed experts.
-        layers: of the model.
+        model: the model of that name and flavor.
         world: processes, where data_parallel_shard_degree is -1.
 
     Raises:
@@ -216,7 +218,7 @@ def run_of(settings: Settings, version: str, flavor: Pair, experts: bool, layers
     schedule = settings.text(f"{_P}.pipeline_parallel_schedule")
     # Looked up even where it has no effect, so that it is never reported as not priced.
     parallel = version == V022 or settings.switch(f"{_P}.enable_sequence_parallel")
-    deduplicated = settings.text(_backend(version)) == "deepep"
+    deduplicated, experts = settings.text(_backend(version)) == "deepep", model.has_experts
     return Run(
         version=version,
         flavor=flavor,
@@ -231,12 +233,12 @@ def run_of(settings: Settings, version: str, flavor: Pair, experts: bool, layers
         etp=etp if experts and ep > 1 else 1,
         sequence_parallel=tp > 1 and parallel,
         schedule=schedule if pp > 1 else "1F1B",
-        stages=_stages(settings, version, layers, pp, schedule),
+        stages=_stages(settings, version, model.num_layers, pp, schedule),
         micro_batch_size=size,
         micro_batches=count,
         accumulations=steps,
         reshard=("never" if pp > 1 else "always") if reshard == "default" else reshard,
-        recompute=_recompute(settings, version),
+        recompute=_recompute(settings, version, model),
         deduplicated=experts and ep > 1 and deduplicated,
     )
 
@@ -294,21 +296,42 @@ def _quotient(whole: int, part: int, name: str) -> int:
     return whole // part
 
 
-def _recompute(settings: Settings, version: str) -> bool:
+def _recompute(settings: Settings, version: str, model: ModelSpec) -> Mode:
+    """Read what is recomputed: whole layers, no layers, or of dense layers every second product.
+
+    Source: torchtitan at b5bcd76c, distributed/activation_checkpoint.py, SelectiveAC; 0.2.2 has it as
+    ``selective_ac_option`` "op", and "1" is every layer.
+
+    Raises:
+        InvalidInputError: what is recomputed is not priced.
+    """
+    section = "activation_checkpoint."
+    names = "per_op_sac_force_recompute_mm_shapes_by_fqns", "force_recompute_mm_shapes_by_fqns"
+    forced = settings.get(section + names[version != V022])
+    words: dict[object, Mode]
     if version == V022:
-        mode = settings.text("activation_checkpoint.mode")
-        every = mode == "selective" and settings.get("activation_checkpoint.selective_ac_option") == "1"
-        whole, nothing = mode == "full" or every, mode == "none"
+        mode, option = settings.text(f"{section}mode"), settings.get(f"{section}selective_ac_option")
+        words = {"full": "full", "none": "none"}
+        words |= {"selective": "full"} if option == "1" else {}
+        by_product = mode == "selective" and option == "op"
     else:
-        mode = settings.get("activation_checkpoint.policy")
-        whole, nothing = mode == "FullAC", mode is None
-    if not (whole or nothing):
+        mode = settings.get(f"{section}policy")
+        words, by_product = {"FullAC": "full", None: "none"}, mode == "SelectiveAC"
+    dense = all(
+        isinstance(kind.attention, GroupedQueryAttention) and isinstance(kind.mlp, DenseMlp)
+        for kind in model.kinds
+    )
+    # The products of a router are none of a dense layer.
+    if by_product and dense and forced == ["moe.router.gate"]:
+        return "selective"
+    if mode not in words:
         raise InvalidInputError(
             f"activation_checkpoint.{'mode' if version == V022 else 'policy'} is {shown(mode)}.",
-            "Expected full or none: which operators the others keep is not priced.",
+            "Expected full or none, or of dense layers with grouped-query attention every second product: what "
+            "others keep is not priced.",
             "Use full or none to see the two ends between which it lies.",
         )
-    return whole
+    return words[mode]
 
 
 def _stages(settings: Settings, version: str, layers: int, pp: int, schedule: str) -> tuple[int, ...]:
