@@ -126,9 +126,64 @@ def test_fp16_is_priced_as_bf16_with_gradients_of_16_bits() -> None:
 
 def test_flags_of_a_fork_are_named_before_its_values() -> None:
     """A tokenizer that only the fork has tells less than the flags whose cost nobody knows."""
-    text = SCRIPT.replace("MORE", "--tokenizer-type PretrainedFromHF --embed-layernorm")
-    with pytest.raises(InvalidInputError, match="--embed-layernorm"):
+    text = SCRIPT.replace("MORE", "--tokenizer-type PretrainedFromHF --glu-activation geglu")
+    with pytest.raises(InvalidInputError, match="--glu-activation"):
         read(text)
+
+
+def test_a_norm_after_the_embedding_is_noted() -> None:
+    """A norm after the embedding changes no number, and the answer says what is left out."""
+    found = read(SCRIPT.replace("MORE", "--embed-layernorm"))
+    assert (found.problem, found.plan) == (read().problem, read().plan)
+    assert set(found.notes) - set(read().notes) == {
+        "--embed-layernorm is not counted: a norm after the embedding, one of 2 L + 2 norms of L layers, with 2 h "
+        "parameters."
+    }
+    assert not found.ignored_flags
+
+
+def test_rows_of_another_divisor_are_noted_within_a_thousandth() -> None:
+    """128,200 words over tp = 4 make 128,512 rows with 128; 128,256 with 64 are 0.2 % less, 128,576 with 112 are
+    0.05 % more."""
+    text = SCRIPT.replace("--vocab-size 128256", "--vocab-size 128200")
+    with pytest.raises(InvalidInputError, match="--make-vocab-size-divisible-by 64"):
+        read(text.replace("MORE", "--make-vocab-size-divisible-by 64"))
+    found = read(text.replace("MORE", "--make-vocab-size-divisible-by 112"))
+    assert any("makes 128,576 rows" in note and "128,512 are priced" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("words", "size"),
+    [
+        ("", 2 + 4 + 4),
+        ("--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16", 2 + 2 + 2),
+        ("--exp-avg-dtype fp8 --exp-avg-sq-dtype fp16 --main-params-dtype fp16", 2 + 1 + 2),
+        ("--exp-avg-dtype bf16 --fp8-format e4m3 --fp8-recipe tensorwise", 4 + 2 + 4),
+        ("--exp-avg-dtype bf16 --fp8-format e4m3 --fp8-recipe delayed", 2 + 2 + 4),
+    ],
+)
+def test_precision_aware_states_have_the_bytes_of_their_formats(words: str, size: int) -> None:
+    """A master weight keeps 16 bits beside a bf16 weight, all 32 where Megatron-Core keeps it; and two moments."""
+    found = read(SCRIPT.replace("MORE", f"--use-precision-aware-optimizer {words}"))
+    assert found.problem.hardware.software.optimizer_state_bytes == size
+
+
+def test_a_capacity_above_the_mean_drops_nothing() -> None:
+    """Experts are evenly loaded: room for less than the mean drops tokens, and padding adds some."""
+    experts = "--num-experts 8 --moe-router-topk 2 --moe-token-dispatcher-type alltoall --moe-grouped-gemm"
+    plain = read(SCRIPT.replace("MORE", experts))
+    assert read(SCRIPT.replace("MORE", f"{experts} --moe-expert-capacity-factor 1.5")).problem == plain.problem
+    for words in ("0.5", "2 --moe-pad-expert-input-to-capacity"):
+        with pytest.raises(InvalidInputError, match="capacity"):
+            read(SCRIPT.replace("MORE", f"{experts} --moe-expert-capacity-factor {words}"))
+
+
+def test_groups_act_in_grouped_attention_alone() -> None:
+    """Megatron-LM drops a number of groups without --group-query-attention."""
+    alone = SCRIPT.replace("--group-query-attention --num-query-groups 8", "GROUPS")
+    assert (
+        read(alone.replace("GROUPS", "--num-query-groups 4")).problem == read(alone.replace("GROUPS", "")).problem
+    )
 
 
 def test_a_command_that_is_printed_is_not_started() -> None:
@@ -164,7 +219,7 @@ def test_every_way_to_split_layers(flag: str, layers: list[int] | None) -> None:
         ("--bf16 --delay-wgrad-compute", "delay-wgrad-compute"),
         ("--bf16 --mtp-num-layers 2 --mtp-use-repeated-layer", "mtp-use-repeated-layer"),
         ("--bf16 --rampup-batch-size 32 32 1000", "rampup-batch-size"),
-        ("--bf16 --use-precision-aware-optimizer", "precision-aware"),
+        ("--bf16 --optimizer-cpu-offload --use-precision-aware-optimizer", "optimizer-cpu-offload"),
         ("--bf16 --cpu-offloading-num-layers 4", "cpu-offloading"),
         ("--bf16 --optimizer muon", "--optimizer is muon"),
         ("--lr 1", "fp32"),
@@ -416,6 +471,8 @@ ALIKE = {
     "--expert-tensor-parallel-size": "without experts",
     "--moe-token-dispatcher-type": "without experts",
     "--make-vocab-size-divisible-by": "the vocabulary is a multiple of both divisors",
+    "--num-query-groups": "the script has no --group-query-attention",
+    "--use-precision-aware-optimizer": "with scales of fp8 that are not delayed all states stay in fp32",
     **dict.fromkeys(
         ("--q-lora-rank", "--kv-lora-rank", "--qk-head-dim", "--qk-pos-emb-head-dim", "--v-head-dim"),
         "without latent attention",

@@ -279,7 +279,6 @@ def test_megatron_deepspeed_runs_under_deepspeeds_pipeline() -> None:
         ("transformer|embedding", "parameters", "--pp-partition-method"),
         ("alibi", "relative", "--position-embedding-type"),
         ("to 250880", "to 250240", "--pad-vocab-size-to"),
-        ("--fp16", "--fp16 --embed-layernorm", "--embed-layernorm"),
         ("--fp16", "--fp16 --partition-activations", "--partition-activations"),
         ("--fp16", "--fp16 --num-experts 8", "--num-experts"),
         ("--fp16", "--fp16 --use-distributed-optimizer", "--use-distributed-optimizer"),
@@ -296,12 +295,12 @@ def test_settings_of_megatron_deepspeed_that_are_not_priced_are_refused_by_name(
 
 def test_what_megatron_deepspeed_alone_has_can_be_ignored() -> None:
     """The answer names what it leaves out."""
-    text = MEGATRON_DEEPSPEED.replace("--fp16", "--fp16 --embed-layernorm").replace(
+    text = MEGATRON_DEEPSPEED.replace("--fp16", "--fp16 --partition-activations").replace(
         "STAGE=1", "export CUDA_LAUNCH_BLOCKING=1; STAGE=1"
     )
-    found = read(text, ignored=("embed-layernorm", "CUDA_LAUNCH_BLOCKING"))
+    found = read(text, ignored=("partition-activations", "CUDA_LAUNCH_BLOCKING"))
     assert found.plan == read(MEGATRON_DEEPSPEED).plan
-    assert found.ignored_flags == ("--embed-layernorm", "--CUDA-LAUNCH-BLOCKING 1")
+    assert found.ignored_flags == ("--partition-activations", "--CUDA-LAUNCH-BLOCKING 1")
 
 
 def test_primus_takes_the_presets_and_then_the_overrides(tmp_path: Path) -> None:

@@ -530,6 +530,10 @@ def _vocabulary(given: Arguments, vocab_size: int | None) -> int:
 
 def _attentions(given: Arguments, layers: int, hidden: int) -> list[dict[str, Any]]:
     heads = given.needed("--num-attention-heads")
+    grouped = given.given("--group-query-attention")
+    if not grouped:
+        # It acts in grouped attention alone (training/argument_utils.py:330).
+        given.given("--num-query-groups")
     if given.given("--multi-latent-attention"):
         given.given("--kv-channels")
         _check_latent(given)
@@ -547,7 +551,6 @@ def _attentions(given: Arguments, layers: int, hidden: int) -> list[dict[str, An
     for flag in ("--q-lora-rank", "--kv-lora-rank", "--qk-head-dim", "--qk-pos-emb-head-dim", "--v-head-dim"):
         # They act in latent attention alone.
         given.given(flag)
-    grouped = given.given("--group-query-attention")
     groups = given.stated("--num-query-groups") if grouped else heads
     biased = not given.given("--disable-bias-linear")
     softmax = given.text("--softmax-type")

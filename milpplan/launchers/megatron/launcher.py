@@ -35,6 +35,7 @@ from milpplan.launchers.shell.launch_text import Given, from_script, from_yaml, 
 from milpplan.launchers.shell.tree import how_to_decide
 from milpplan.problem import ModelSpec, Plan, Problem
 from milpplan.problem.reading import shown
+from milpplan.simulation.layers import padded_vocab_size
 
 QUIET: dict[str, tuple[str, ...]] = {
     "data and tokenizers: what is read, not how much is computed": (
@@ -94,6 +95,11 @@ QUIET_VALUES = {"--rerun-mode": ("disabled", "validate_results"), "--DDP-impl": 
 
 Megatron-LM's own reduction (``local``) was once a choice beside PyTorch's, and is the only one today.
 """
+
+UNCOUNTED: dict[str, str] = {
+    "--embed-layernorm": "a norm after the embedding, one of 2 L + 2 norms of L layers, with 2 h parameters",
+}
+"""Flags of a cost far under a hundredth of a step, which is not counted; a note says so."""
 
 PROGRAMS = ("pretrain_gpt.py", "pretrain_gpt_core.py", "pretrain_gpt2.py")
 """Megatron-LM's programs, current and older, that train the GPT which the arguments describe."""
@@ -224,7 +230,10 @@ def imported_from(read: Given, request: ImportRequest) -> Imported:
     world = _world(read, request.num_gpus, request.source)
     names = frozenset(map(_spelled, request.ignored))
     pairs = _resolved(read, request.source, names)
-    asked, old = _of_today([(name, values) for name, values in pairs if name not in names])
+    priced = [(name, values) for name, values in pairs if name not in names and name not in UNCOUNTED]
+    asked, old = _of_today(priced)
+    written = dict(pairs).keys() - names
+    old |= {name: f"{name} is not counted: {what}." for name, what in UNCOUNTED.items() if name in written}
     left_out = [readable(" ".join((name, *values))) for name, values in pairs if name in names]
     _check_names(read, request.ignored)
     if read.program in map(_program_of, request.ignored) and read.program not in PROGRAMS:
@@ -250,8 +259,7 @@ def imported_from(read: Given, request: ImportRequest) -> Imported:
         notes.append("fp16 is priced as bf16; the scaling of the loss and its checks are not counted.")
     if job.precision == "fp8":
         notes.append(recipe_note(given, there.accelerator))
-    if _pads_alike(given, built.vocab_size):
-        given.looked_at.add(_DIVISOR)
+    notes += _padding(given, built.vocab_size)
     _check_priced(given)
     problem = Problem(model=built, hardware=there, job=job)
     if read.world and read.world != world:
@@ -413,11 +421,17 @@ def _check_known(unknown: Collection[str], source: str) -> None:
 _DIVISOR = "--make-vocab-size-divisible-by"
 
 
-def _pads_alike(given: Arguments, vocab_size: int) -> bool:
-    """Test whether neither the given divisor of the vocabulary nor the priced one, 128, adds a row."""
+def _padding(given: Arguments, vocab_size: int) -> list[str]:
+    """Accept a divisor of the vocabulary that makes the rows that are priced, within a thousandth; note others."""
+    if _DIVISOR not in given.values:
+        return []
     tp = given.needed("--tensor-model-parallel-size")
-    divisors = [int(value) for value in (*given.values.get(_DIVISOR, ()), "128")]
-    return all(divisor > 0 and vocab_size % (divisor * tp) == 0 for divisor in divisors)
+    each = max(int(given.values[_DIVISOR][0]), 1) * tp
+    rows, priced = -(-vocab_size // each) * each, int(padded_vocab_size(vocab_size, tp))
+    if abs(rows - priced) * 1000 > priced:
+        return []
+    given.looked_at.add(_DIVISOR)
+    return [] if rows == priced else [f"{_DIVISOR} makes {rows:,} rows of the vocabulary; {priced:,} are priced."]
 
 
 def _check_priced(given: Arguments) -> None:

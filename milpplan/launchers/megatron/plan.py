@@ -535,6 +535,25 @@ def recipe_note(given: Arguments, accelerator: Accelerator) -> str:
     return f"--fp8-recipe {recipe}: {RECIPES[recipe]}."
 
 
+_CAPACITY = "--moe-expert-capacity-factor"
+_STATE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+
+
+def _state_bytes(given: Arguments) -> int:
+    """Return the bytes of a master weight and two moments of the precision-aware optimizer, per parameter.
+
+    Beside a bf16 weight Transformer Engine (from 2.1 on) keeps the lower 16 bits of an fp32 master weight. With
+    scales of fp8 that are not delayed, Megatron-Core keeps it whole. Source: core/optimizer/__init__.py and
+    core/optimizer/optimizer_config.py at d98e8a64.
+    """
+    main, first, second = (
+        _STATE_BYTES[given.text(name) or "fp32"]
+        for name in ("--main-params-dtype", "--exp-avg-dtype", "--exp-avg-sq-dtype")
+    )
+    whole = given.given("--fp16") or (given.given("--fp8-format") and given.text("--fp8-recipe") != "delayed")
+    return (main if whole else 2) + first + second
+
+
 def software_of(
     given: Arguments, hardware: HardwareSpec, model: ModelSpec, ep: int
 ) -> tuple[HardwareSpec, list[str]]:
@@ -543,7 +562,7 @@ def software_of(
     Raises:
         InvalidInputError: the dispatcher is not priced.
     """
-    changes: dict[str, bool] = {}
+    changes: dict[str, float] = {}
     dispatcher = given.text("--moe-token-dispatcher-type")
     dispatcher = dispatcher if model.has_experts else None
     if dispatcher == "allgather" and ep > 1:
@@ -556,6 +575,11 @@ def software_of(
         changes["deduplicated_dispatch"] = dispatcher == "flex"
     if given.given("--fp8-format"):
         changes["fp8_weights_only"] = given.given("--fp8-param-gather")
+    if given.given("--use-precision-aware-optimizer"):
+        changes["optimizer_state_bytes"] = _state_bytes(given)
+    if float(given.values.get(_CAPACITY, ("0",))[0]) >= 1:
+        # Experts are priced as evenly loaded: with room for the mean nothing is dropped.
+        given.given(_CAPACITY)
     different = {name: on for name, on in changes.items() if getattr(hardware.software, name) != on}
     notes = [f"software.{name} = {str(on).lower()}, as the arguments say." for name, on in different.items()]
     if model.has_experts and not given.given("--moe-grouped-gemm"):
