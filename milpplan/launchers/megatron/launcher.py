@@ -86,6 +86,9 @@ QUIET: dict[str, tuple[str, ...]] = {
         r"ddp-average-in-collective|te-rng-tracker|inference-rng-tracker|calculate-per-token-loss|enable-experimental",
         r"fp8-(amax-.*|margin|interval)|flash-attention-version|use-flash-attn",
     ),
+    "acts in Model Optimizer's builder, which other flags choose (model_provider.py:55)": (
+        r"export-force-local-attention|enable-gpt-oss",
+    ),
 }
 """Patterns of flags without effect on the cost, by reason."""
 _QUIET = {reason: re.compile("|".join(patterns)) for reason, patterns in QUIET.items()}
