@@ -31,9 +31,8 @@ from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.overlay import applied, on_other_clusters
 from milpplan.simulation.simulator import simulate
 from milpplan.units import percent_text
-from milpplan.validation.runs.clusters import generation_of
 from milpplan.validation.runs.reader import read_runs
-from milpplan.validation.runs.variants import is_scored
+from milpplan.validation.runs.variants import generation_of, is_scored
 
 KINDS: Final = ("without constants", "sweeps kept aside", "sources left out")
 FITTED_TO: Final = 40

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 
 from milpplan.validation.ablation import Exercise, ExercisedTerms, Generation, measures, ranges
 from milpplan.validation.comparison import Comparison
-from milpplan.validation.runs.clusters import generation_of
 from milpplan.validation.runs.records import Run
 from milpplan.validation.runs.statement import Statement
+from milpplan.validation.runs.variants import generation_of
 from milpplan.validation.summary import grouped
 from milpplan.validation.terms import used_terms
 

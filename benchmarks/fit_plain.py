@@ -31,9 +31,9 @@ from milpplan.calibration.measured import Observation, observations
 from milpplan.calibration.sources import write_overlay
 from milpplan.problem.overlay import Factor, Overlay, with_constants
 from milpplan.units import percent_text
-from milpplan.validation.runs.clusters import generation_of
 from milpplan.validation.runs.frameworks import PLAIN_STACK, framework_of
 from milpplan.validation.runs.reader import read_runs
+from milpplan.validation.runs.variants import generation_of
 
 TARGET: Final = Path(__file__).resolve().parents[1] / "hardware" / "stacks"
 CONSTANT: Final = "memory_efficiency"

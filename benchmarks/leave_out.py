@@ -20,7 +20,7 @@ from milpplan.calibration.measured import Observation
 from milpplan.problem.overlay import Overlay, applied
 from milpplan.simulation.simulator import simulate
 from milpplan.units import percent_text
-from milpplan.validation.runs.clusters import generation_of
+from milpplan.validation.runs.variants import generation_of
 
 FloatArray = npt.NDArray[np.float64]
 Constants = Callable[[str], Sequence[str]]

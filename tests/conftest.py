@@ -75,7 +75,8 @@ def error_bars_simulated_once() -> None:
     small solve, and tests ask for the same plans again and again: no step is simulated twice for it."""
     error_bars = sys.modules.get("milpplan.calibration.error_bars")
     if error_bars is not None:
-        error_bars.simulate = functools.cache(error_bars.simulate)  # type: ignore[attr-defined]
+        cached = functools.cache(error_bars.step_times_s)  # type: ignore[attr-defined]
+        error_bars.step_times_s = lambda problem, plans: cached(problem, tuple(plans))  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(trylast=True)

@@ -9,7 +9,7 @@ from math import sqrt
 from typing import Final, Literal
 
 from milpplan.problem import UNCERTAIN, HardwareSpec, Plan, Problem, Uncertainty, moved, uncertainty_of
-from milpplan.simulation import simulate
+from milpplan.simulation import step_times_s
 
 End = Literal["fast", "slow"]
 
@@ -89,13 +89,15 @@ def side_s(problem: Problem, plan: Plan, step_time_s: float, sign: float) -> flo
 
 def _parts_s(problem: Problem, plan: Plan, step_time_s: float, sign: float) -> dict[str, float]:
     """Compute the seconds that each constant, the residual and the spread between clusters add to one side."""
-    uncertainty = uncertainty_of(problem.hardware)
-    # Step times are whole nanoseconds. Further digits of a difference are rounding, and so is a negative zero.
-    parts = {
-        name: max(0.0, round(sign * (simulate(at(problem, {name: sign}), plan).step_time_s - step_time_s), 9))
-        for name in UNCERTAIN
-        if getattr(uncertainty, name) > 0
-    }
+    hardware, uncertainty = problem.hardware, uncertainty_of(problem.hardware)
+    parts = {name: 0.0 for name in UNCERTAIN if getattr(uncertainty, name) > 0}
+    for name in parts:
+        # A time that is 0 already cannot be faster.
+        if moved(hardware, {name: sign}) != hardware:
+            (there_s,) = step_times_s(at(problem, {name: sign}), [plan])
+            # Step times are whole nanoseconds. Further digits of a difference are rounding, and so is a negative
+            # zero.
+            parts[name] = max(0.0, round(sign * (there_s - step_time_s), 9))
     parts["residual"] = uncertainty.residual_fraction * step_time_s
     parts["sources"] = uncertainty.sources_fraction * step_time_s
     return parts
@@ -145,12 +147,12 @@ def robustness(
     for end, _ in ENDS:
         there = joint_end(problem, end)
         plan, bound = solve_end(there) if solve_end is not None else (None, None)
-        rival: float | None = None
-        for other in (*others, *([plan] if plan else [])):
-            if other != best:
-                # A step of another batch counts by its sequences.
-                share = best.layout.global_batch_size / other.layout.global_batch_size
-                step_s = simulate(there, other).step_time_s * share
-                rival = step_s if rival is None else min(rival, step_s)
-        rivals.append(Rival(end, simulate(there, best).step_time_s, rival, bound, plan))
+        compared = [other for other in (*others, *([plan] if plan else [])) if other != best]
+        best_s, *steps_s = step_times_s(there, [best, *compared])
+        # A step of another batch counts by its sequences.
+        batch = best.layout.global_batch_size
+        scaled_s = [
+            s * (batch / other.layout.global_batch_size) for s, other in zip(steps_s, compared, strict=True)
+        ]
+        rivals.append(Rival(end, best_s, min(scaled_s, default=None), bound, plan))
     return Robustness(tuple(rivals), len(others), solve_end is not None)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from milpplan.calibration.fitting import Theta
 from milpplan.errors import InvalidInputError
 from milpplan.problem import HardwareSpec, Plan, Problem
-from milpplan.simulation import LayoutColumns, durations, plan_stages, step_times_ns
+from milpplan.simulation import LayoutColumns, plan_step_ns
 from milpplan.simulation.layout_costs import layout_costs
 from milpplan.units import NS_PER_S
 from milpplan.validation import UNSCORED_FLAGS
@@ -128,9 +128,7 @@ class StepPredictor:
         costs = layout_costs(problem, LayoutColumns.of([run.plan.layout for run in runs]))
         times = []
         for row, run in enumerate(runs):
-            own = costs.at(row)
-            stages = plan_stages(own, problem.model.layer_kinds, run.plan)
-            step_ns = int(step_times_ns(run.plan.layout, own, durations(stages)))
+            step_ns = plan_step_ns(problem, run.plan, costs.at(row))
             if step_ns <= 0:
                 raise InvalidInputError(
                     f"The step of {run.id!r} leaves the range of 64-bit integers.",

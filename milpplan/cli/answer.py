@@ -17,7 +17,7 @@ from milpplan.errors import InfeasibleError
 from milpplan.optimize import PlanResult, Progress
 from milpplan.problem import Plan, Problem
 from milpplan.problem.problem import Objective
-from milpplan.simulation import simulate
+from milpplan.simulation import step_times_s
 from milpplan.units import gap_text, lower_bound_text, rate_text, seconds_text
 from milpplan.validation import Evidence
 from milpplan.validation.ablation import evidence
@@ -54,7 +54,7 @@ def compared(
     """Simulate the runners-up, where robustness or evidence compares the plan with them."""
     if robust is None and (known is None or not known.ablations):
         return ()
-    return tuple((plan, simulate(result.problem, plan).step_time_s) for plan in result.runners_up)
+    return tuple(zip(result.runners_up, step_times_s(result.problem, result.runners_up), strict=True))
 
 
 def next_steps(result: PlanResult, out: Path | None, verbose: bool) -> Iterator[str]:

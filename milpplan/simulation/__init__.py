@@ -44,7 +44,14 @@ if TYPE_CHECKING:
     from milpplan.simulation.packed_sequences import packed_times, sequence_cores
     from milpplan.simulation.report import BREAKDOWN, HIDDEN, StepReport
     from milpplan.simulation.scenario_costs import TimeScale
-    from milpplan.simulation.simulator import check_plan_of_model, rank_memory, simulate, step_times_ns
+    from milpplan.simulation.simulator import (
+        check_plan_of_model,
+        plan_step_ns,
+        rank_memory,
+        simulate,
+        step_times_ns,
+        step_times_s,
+    )
     from milpplan.simulation.stages import StageOptions, durations, plan_stages, stage_options
     from milpplan.simulation.states import LocalParameters, least_held_bytes
 else:

@@ -139,6 +139,8 @@ class LayoutColumns:
     def take(self, rows: npt.NDArray[np.integer] | BoolArray, but: Collection[str] = ()) -> LayoutColumns:
         """Select rows by indices or a mask; fields named in ``but`` have no meaning there and become 0."""
         length = int(np.count_nonzero(rows)) if rows.dtype == np.bool_ else len(rows)
+        if len(self) == length == 1 and not but:
+            return self
         chosen: dict[str, Any] = {
             field.name: constant(0, length) if field.name in but else taken(getattr(self, field.name), rows)
             for field in fields(self)
@@ -229,6 +231,8 @@ def unique_rows(*keys: npt.NDArray[np.generic]) -> tuple[IntArray, IntArray]:
         rows the position of its representative.
     """
     code = np.zeros(len(keys[0]), dtype=np.int64)
+    if len(code) == 1:
+        return code, code
     for key in keys:
         if is_constant(key):
             continue

@@ -32,7 +32,9 @@ from milpplan.simulation.layout_columns import IntArray, LayoutColumns
 from milpplan.simulation.layout_costs import LayoutCosts, step_overhead_ns
 from milpplan.simulation.mixed_costs import (
     RankCosts,
+    ReplicaCosts,
     check_replicas,
+    cluster_costs,
     costs_of,
     costs_of_replicas,
     joined_report,
@@ -344,6 +346,34 @@ def step_times_ns(layout: Layout, costs: RankCosts, matrices: IntArray) -> IntAr
     return np.asarray(step_graph.step_time_ns(graph, matrices))
 
 
+def plan_step_ns(problem: Problem, plan: Plan, costs: RankCosts | ReplicaCosts) -> int:
+    """Simulate the step time of a plan from its layout's constants, in nanoseconds; the plan is not checked."""
+    if isinstance(costs, ReplicaCosts):
+        views = enumerate(costs.views)
+        return max(plan_step_ns(v.problem, plan.of_replicas(t, v.layout), v.costs) for t, v in views)
+    stages = plan_stages(costs, problem.model.layer_kinds, plan)
+    return int(step_times_ns(plan.layout, costs, durations(stages)))
+
+
+def step_times_s(problem: Problem, plans: Sequence[Plan]) -> list[float]:
+    """Simulate the step times of plans, without their reports; the constants of all layouts are computed together.
+
+    Args:
+        problem: model, cluster and job.
+        plans: plans of the problem's job; they need not be in the problem's space.
+
+    Returns:
+        Step times in seconds, each equal to that of ``simulate``.
+
+    Raises:
+        IllegalPlanError: as in ``simulate``.
+    """
+    for plan in plans:
+        check_plan(problem, plan)
+    costs = cluster_costs(problem, LayoutColumns.of([plan.layout for plan in plans]))
+    return [plan_step_ns(problem, plan, costs.at(row)) / NS_PER_S for row, plan in enumerate(plans)]
+
+
 def _timeline(layout: Layout, costs: RankCosts, stages: Sequence[StageOptions]) -> Timeline:
     graph = StepGraph.of(layout, costs.transfer_ns, costs.barrier_ns)
     return step_graph.simulate_times(graph, durations(stages))
@@ -563,7 +593,9 @@ __all__ = [
     "HEAD",
     "check_plan",
     "fits_in_memory",
+    "plan_step_ns",
     "rank_memory",
     "simulate",
     "step_times_ns",
+    "step_times_s",
 ]

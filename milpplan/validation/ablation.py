@@ -20,8 +20,7 @@ from milpplan.problem import (
 from milpplan.problem.catalog import errors_by_stack
 from milpplan.problem.records import Count, NonNegativeFloat, Record
 from milpplan.validation.evidence import Ablated, Evidence, Outside, TermEvidence
-from milpplan.validation.runs import generation_of
-from milpplan.validation.runs.clusters import GENERATIONS
+from milpplan.validation.runs import GENERATIONS, generation_of
 from milpplan.validation.terms import Term, step_doubled_s, step_without_s, used_terms
 
 FILE: Final = "exercised.json"

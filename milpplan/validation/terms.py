@@ -34,10 +34,8 @@ from milpplan.simulation import (
     IntArray,
     LayoutColumns,
     LayoutCosts,
-    durations,
-    plan_stages,
+    plan_step_ns,
     simulate,
-    step_times_ns,
 )
 from milpplan.simulation.bulk import OFFLOADS
 from milpplan.simulation.layers import Part, Phase, layer_seconds
@@ -94,8 +92,7 @@ def _step_s(problem: Problem, plan: Plan, terms: Iterable[Term], times: int) -> 
     if layout.offloads:
         moved = _with_slower_host(problem, times) if BY_NAME[HOST_TRAFFIC] in used else problem
         costs = offloaded(moved, LayoutColumns.of([layout]), costs)
-    stages = plan_stages(costs, problem.model.layer_kinds, plan)
-    step_s = int(step_times_ns(layout, costs, durations(stages))) / NS_PER_S
+    step_s = plan_step_ns(problem, plan, costs) / NS_PER_S
     return step_s * (1 + (times - 1) * bubble_fraction)
 
 

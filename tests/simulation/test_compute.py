@@ -20,7 +20,6 @@ from milpplan.simulation.layers import (
     memory_bound_s,
 )
 from milpplan.simulation.layers.kernels import (
-    batched_gemm_s,
     batched_small_gemm_s,
     gemm_s,
     last_tile_flops,
@@ -107,7 +106,7 @@ def test_missing_engine_is_a_user_error() -> None:
 def test_grouped_products_share_one_launch() -> None:
     """Eight grouped products take eight kernels' time and one launch latency."""
     one = float(gemm_s(H100, "bf16", 512, 1024, 2048)) - H100.kernel_latency_s
-    grouped = float(batched_gemm_s(H100, "bf16", 512, 1024, 2048, 8))
+    grouped = float(gemm_s(H100, "bf16", 512, 1024, 2048, 8))
     assert grouped == pytest.approx(8 * one + H100.kernel_latency_s)
 
 
@@ -138,7 +137,7 @@ def test_weight_gradients_on_b200(m: int, n: int, k: int, microseconds: float) -
 
 def test_weight_gradient_by_hand() -> None:
     """Adding to an fp32 sum moves 8 bytes an element instead of the 2 of a plain product; 0.6 of it is exposed."""
-    plain = float(batched_gemm_s(H100, "bf16", 4096, 1024, 8192, 3))
+    plain = float(gemm_s(H100, "bf16", 4096, 1024, 8192, 3))
     added = float(weight_gradient_s(H100, "bf16", 4096, 1024, 8192, 3, 4)) - plain
     assert added == pytest.approx(0.6 * 3 * 4096 * 1024 * 6 / (3350e9 * 0.8))
     assert float(weight_gradient_s(H100, "bf16", 4096, 0, 8192, 3, 4)) == 0
@@ -146,7 +145,7 @@ def test_weight_gradient_by_hand() -> None:
 
 def test_weight_gradient_added_apart() -> None:
     """In a kernel of its own the sum costs all its traffic: 2 bytes of the product, 4 read and 4 written."""
-    plain = float(batched_gemm_s(H100, "bf16", 4096, 1024, 8192, 3))
+    plain = float(gemm_s(H100, "bf16", 4096, 1024, 8192, 3))
     added = float(weight_gradient_s(H100, "bf16", 4096, 1024, 8192, 3, 4, fused=False)) - plain
     assert added == pytest.approx(3 * 4096 * 1024 * 10 / (3350e9 * 0.8))
 
@@ -165,7 +164,7 @@ def test_unaligned_heads_leave_the_matrix_engine() -> None:
     unaligned = float(batched_small_gemm_s(A100, 2048, 2048, 150, 12, False))
     assert flops / unaligned / 1e12 == pytest.approx(8.4, rel=0.2)
     aligned = batched_small_gemm_s(A100, 2048, 2048, 144, 12, True)
-    assert aligned == batched_gemm_s(A100, "bf16", 2048, 2048, 144, 12)
+    assert aligned == gemm_s(A100, "bf16", 2048, 2048, 144, 12)
 
 
 @pytest.mark.parametrize(("heads", "efficiency"), [(64, 0.594), (32, 0.566), (16, 0.494), (8, 0.388)])
@@ -202,7 +201,7 @@ def test_nothing_costs_nothing() -> None:
     zero = np.array([0, 4])
     assert gemm_s(H100, "bf16", zero, 8, 8)[0] == 0 < gemm_s(H100, "bf16", zero, 8, 8)[1]
     assert gemm_s(H100, "bf16", 8, 0, 8) == gemm_s(H100, "fp8", 8, 8, 0) == 0
-    assert batched_gemm_s(H100, "bf16", 8, 8, 8, 0) == 0
+    assert gemm_s(H100, "bf16", 8, 8, 8, 0) == 0
     assert memory_bound_s(H100, 0) == 0
     assert attention_forward_s(H100, 0, 4096) == attention_backward_s(H100, 0, 4096) == 0
 

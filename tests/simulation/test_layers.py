@@ -30,7 +30,7 @@ from milpplan.simulation.layers import (
     layer_seconds,
     memory_bound_s,
 )
-from milpplan.simulation.layers.kernels import batched_gemm_s
+from milpplan.simulation.layers.kernels import gemm_s
 from milpplan.simulation.network import collectives
 from milpplan.simulation.network.collectives import overlap_s
 from tests.simulation.cases import MODEL_HARDWARE, columns_of, ideal_hardware, problem_of, shipped_model
@@ -388,8 +388,8 @@ def test_several_experts_of_a_rank_sort_their_rows_again() -> None:
 def _expert_products(problem: Problem, rows: int, ep: int) -> float:
     """Seconds of the forward products of the experts of one rank of Mixtral 8x7B."""
     gpu, experts = problem.hardware.accelerator, 8 // ep
-    up = batched_gemm_s(gpu, "bf16", rows / experts, 2 * 14336, 4096, experts)
-    return float(up + batched_gemm_s(gpu, "bf16", rows / experts, 4096, 14336, experts))
+    up = gemm_s(gpu, "bf16", rows / experts, 2 * 14336, 4096, experts)
+    return float(up + gemm_s(gpu, "bf16", rows / experts, 4096, 14336, experts))
 
 
 def test_expert_tensor_communication() -> None:

@@ -8,7 +8,14 @@ import pytest
 from milpplan import Layout, Plan, Recompute, VirtualStage, load_hardware, load_model, simulate
 from milpplan.errors import IllegalPlanError
 from milpplan.problem import Job, NodeGroup, Problem, shares_code, shares_of
-from milpplan.simulation import ReplicaView, costs_of_replicas, durations, plan_stages, view_plans
+from milpplan.simulation import (
+    ReplicaView,
+    costs_of_replicas,
+    durations,
+    plan_stages,
+    step_times_s,
+    view_plans,
+)
 from milpplan.simulation.pipeline.lanes import SLICE_KINDS, memory_timelines, step_lanes
 from milpplan.simulation.pipeline.step_graph import StepGraph, Term, Timeline, simulate_times
 
@@ -118,6 +125,20 @@ def test_step_of_four_types_is_that_of_one_graph(shares: tuple[int, ...]) -> Non
     assert report.step_time_ns == one_graph_ns(whole, plan(own))
     assert [stage.node_type for stage in report.stages] == [one.name for one in types for _ in range(4)]
     assert all(sum(s.breakdown_s.values()) == pytest.approx(report.step_time_s, rel=1e-9) for s in report.stages)
+
+
+def test_step_times_of_several_plans_are_those_of_their_reports() -> None:
+    """Step times without reports are those of ``simulate``, for replicas of different make and for alike ones."""
+    unlike = [plan(layout(replica_micro_batches=shares)) for shares in ((8, 24), (10, 20))]
+    alike = problem(36).model_copy(update={"other_hardware": ()})
+    degrees = ((2, 4, 3), (2, 2, 6), (1, 8, 3), (8, 1, 3))
+    own = [layout(tp=tp, pp=pp, dp=dp, replica_micro_batches=(), global_batch_size=36) for tp, pp, dp in degrees]
+    for whole, plans in ((problem(), unlike), (alike, [plan(each) for each in own])):
+        times = step_times_s(whole, plans)
+        assert times == [simulate(whole, each).step_time_s for each in plans]
+        assert len(set(times)) == len(plans)
+    with pytest.raises(IllegalPlanError, match="sequences a step"):
+        step_times_s(problem(), [unlike[0], plan(own[0])])
 
 
 def test_replicas_on_equal_nodes_are_alike() -> None:

@@ -82,7 +82,7 @@ def divisors(number: int) -> IntArray:
     """Return all divisors, ascending."""
     candidates = np.arange(1, int(number**0.5) + 1)
     small = candidates[number % candidates == 0]
-    return np.unique(np.concatenate([small, number // small]))
+    return ascending(np.concatenate([small, number // small]))
 
 
 def _heads_fit(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
@@ -375,7 +375,7 @@ def _shardings(
     space = problem.space
     choices: Mapping[str, IntArray] = {"zero_stage": np.array(sorted(set(space.zero_stage)), dtype=np.int64)}
     for switch in ("overlap_grad_reduce", "overlap_param_gather"):
-        choices = cross(choices, switch, np.unique(np.array(getattr(space, switch), dtype=np.int64)))
+        choices = cross(choices, switch, ascending(np.array(getattr(space, switch), dtype=np.int64)))
     rules = SHARDING_RULES | INFERENCE_RULES | target_sharding_rules(problem)
     if not target_crossed_rules(problem):
         # Otherwise the target may lack the twin with the overlap.
@@ -447,7 +447,7 @@ def _degrees(problem: Problem, rule_filter: RuleFilter) -> Columns:
 
 def _rank_orders(problem: Problem, rule_filter: RuleFilter, columns: Mapping[str, IntArray]) -> Columns:
     """Cross rows with the orders of ranks that give different strides."""
-    orders = np.unique(list(map(RANK_ORDERS.index, problem.space.rank_order)))
+    orders = ascending(np.array([RANK_ORDERS.index(order) for order in problem.space.rank_order]))
     crossed = cross(columns, "rank_order", orders)
     rules = ORDER_RULES | CLUSTER_ORDER_RULES if problem.other_hardware else ORDER_RULES
     return rule_filter.keep(crossed, rules | {"rank_order_places_alike": _order_is_new})

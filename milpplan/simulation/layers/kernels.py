@@ -6,6 +6,7 @@ Every function broadcasts floats and NumPy arrays and returns seconds as float64
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal
 
@@ -46,11 +47,10 @@ not 2.5 times: chosen on its kernels in the second source, within 9 % on A100 an
 
 
 @lru_cache(maxsize=256)
-def _table_arrays(table: GemmTable) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Return the logarithms of the axes m, n, k and the efficiencies, shape [m, n, k]."""
-    axes = (np.log(np.array(axis, dtype=np.float64)) for axis in (table.m, table.n, table.k))
-    log_m, log_n, log_k = axes
-    return log_m, log_n, log_k, np.array(table.efficiency, dtype=np.float64)
+def _table_arrays(table: GemmTable) -> tuple[tuple[FloatArray, ...], FloatArray]:
+    """Return the logarithms of the axes m, n, k, and the efficiencies [m, n, k]."""
+    axes = tuple(np.log(np.array(axis, dtype=np.float64)) for axis in (table.m, table.n, table.k))
+    return axes, np.array(table.efficiency, dtype=np.float64)
 
 
 @lru_cache(maxsize=256)
@@ -76,6 +76,30 @@ def grid_position(log_axis: FloatArray, log_size: FloatArray) -> tuple[npt.NDArr
     return below, position - below
 
 
+def interpolate_grid(log_axes: Sequence[FloatArray], values: FloatArray, sizes: Sequence[Numbers]) -> FloatArray:
+    """Interpolate a table: linear in the logarithm of every size, constant outside.
+
+    Args:
+        log_axes: logarithms of the sizes of the grid, one array an axis.
+        values: values at the points of the grid.
+        sizes: where to interpolate, one an axis; any shapes that broadcast.
+
+    Returns:
+        Interpolated values, in the broadcast shape.
+    """
+    first, steps, weights = np.zeros((), dtype=np.intp), [0], []
+    for axis, size in zip(log_axes, sizes, strict=True):
+        below, weight = grid_position(axis, log_of(size))
+        weights.append(np.asarray(weight)[..., None])
+        first = first * len(axis) + below
+        steps = [step * len(axis) + above for step in steps for above in (0, min(1, len(axis) - 1))]
+    # All corners of a cell, the last axis fastest.
+    corners = values.ravel()[first[..., None] + np.array(steps)]
+    for weight in reversed(weights):
+        corners = (1 - weight) * corners[..., 0::2] + weight * corners[..., 1::2]
+    return np.asarray(corners[..., 0])
+
+
 def interpolate_curve(curve: SizeCurve, size: Numbers) -> FloatArray:
     """Interpolate a curve: linear in log(size) between its points, constant outside.
 
@@ -90,21 +114,7 @@ def interpolate_table(table: GemmTable, m: Numbers, n: Numbers, k: Numbers) -> F
 
     m, n, k: any shapes that broadcast; returns the broadcast shape.
     """
-    log_m, log_n, log_k, values = _table_arrays(table)
-    m_below, m_weight = grid_position(log_m, log_of(m))
-    n_below, n_weight = grid_position(log_n, log_of(n))
-    k_below, k_weight = grid_position(log_k, log_of(k))
-
-    def along_k(i: npt.NDArray[np.intp], j: npt.NDArray[np.intp]) -> FloatArray:
-        k_above = np.minimum(k_below + 1, len(log_k) - 1)
-        return (1 - k_weight) * values[i, j, k_below] + k_weight * values[i, j, k_above]
-
-    def along_n(i: npt.NDArray[np.intp]) -> FloatArray:
-        n_above = np.minimum(n_below + 1, len(log_n) - 1)
-        return (1 - n_weight) * along_k(i, n_below) + n_weight * along_k(i, n_above)
-
-    m_above = np.minimum(m_below + 1, len(log_m) - 1)
-    return (1 - m_weight) * along_n(m_below) + m_weight * along_n(m_above)
+    return interpolate_grid(*_table_arrays(table), (m, n, k))
 
 
 def engine_of(accelerator: Accelerator, precision: GemmPrecision) -> Precision:
@@ -123,17 +133,6 @@ def engine_of(accelerator: Accelerator, precision: GemmPrecision) -> Precision:
     return engine
 
 
-def _gemm_kernel_s(
-    accelerator: Accelerator, precision: GemmPrecision, m: Numbers, n: Numbers, k: Numbers
-) -> FloatArray:
-    """Time one product without launch latency: max(flops / rate, bytes / bandwidth), in seconds."""
-    engine = engine_of(accelerator, precision)
-    m, n, k = (np.asarray(size, dtype=np.float64) for size in (m, n, k))
-    flops_per_s = engine.peak_flops_per_s * engine.sustained * interpolate_table(engine.gemm, m, n, k)
-    memory_s = gemm_bytes(precision, m, n, k) / accelerator.memory_rate_bytes_per_s
-    return np.maximum(2 * m * n * k / flops_per_s, memory_s)
-
-
 def gemm_bytes(precision: GemmPrecision, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
     """Count the bytes that one product (m x k)(k x n) reads and writes.
 
@@ -144,34 +143,29 @@ def gemm_bytes(precision: GemmPrecision, m: FloatArray, n: FloatArray, k: FloatA
     return input_bytes * (m * k + k * n) + BF16_BYTES * m * n
 
 
-def gemm_s(accelerator: Accelerator, precision: GemmPrecision, m: Numbers, n: Numbers, k: Numbers) -> FloatArray:
-    """Time one matrix product (m x k)(k x n).
-
-    max(2 m n k / (peak * sustained * eff(m, n, k)), (b (m k + k n) + 2 m n) / (bandwidth * eff_bw)) + kernel
-    latency, with b = 2 bytes an input element in bf16 and 1 in fp8, output in bf16; 0 where m n k = 0.
-    m, n, k: elements, any shapes that broadcast; returns seconds.
-    Source: roofline (Williams et al. 2009) with a measured compute ceiling, the table of the hardware file.
-    """
-    return batched_gemm_s(accelerator, precision, m, n, k, 1.0)
-
-
-def batched_gemm_s(
+def gemm_s(
     accelerator: Accelerator,
     precision: GemmPrecision,
     m: Numbers,
     n: Numbers,
     k: Numbers,
-    count: Numbers,
+    count: Numbers = 1.0,
 ) -> FloatArray:
-    """Time ``count`` equal products launched as one grouped product (the experts of one rank).
+    """Time ``count`` equal matrix products (m x k)(k x n) in one launch, such as those of the experts of a rank.
 
-    count * max(compute, memory) of a product + a single kernel latency; 0 where count m n k = 0. The efficiency is
-    that of the single shape: an upper bound where a product does not fill the accelerator.
-    m, n, k, count: any shapes that broadcast; returns seconds. Source: see ``gemm_s``.
+    count * max(2 m n k / (peak * sustained * eff(m, n, k)), (b (m k + k n) + 2 m n) / (bandwidth * eff_bw)) +
+    kernel latency, with b = 2 bytes an input element in bf16 and 1 in fp8, output in bf16; 0 where count m n k =
+    0. The efficiency is that of a single product: an upper bound where a product does not fill the accelerator.
+    m, n, k: elements; count: products; any shapes that broadcast; returns seconds.
+    Source: roofline (Williams et al. 2009) with a measured compute ceiling, the table of the hardware file.
     """
-    kernel = np.asarray(count, dtype=np.float64) * _gemm_kernel_s(accelerator, precision, m, n, k)
-    empty = (np.asarray(m) == 0) | (np.asarray(n) == 0) | (np.asarray(k) == 0) | (np.asarray(count) == 0)
-    return np.where(empty, 0.0, kernel + accelerator.kernel_latency_s)
+    engine = engine_of(accelerator, precision)
+    m, n, k, count = (np.asarray(size, dtype=np.float64) for size in (m, n, k, count))
+    flops_per_s = engine.peak_flops_per_s * engine.sustained * interpolate_table(engine.gemm, m, n, k)
+    memory_s = gemm_bytes(precision, m, n, k) / accelerator.memory_rate_bytes_per_s
+    kernels_s = count * np.maximum(2 * m * n * k / flops_per_s, memory_s)
+    empty = (m == 0) | (n == 0) | (k == 0) | (count == 0)
+    return np.where(empty, 0.0, kernels_s + accelerator.kernel_latency_s)
 
 
 def weight_gradient_s(
@@ -186,13 +180,13 @@ def weight_gradient_s(
 ) -> FloatArray:
     """Time ``count`` products (m x k)(k x n) that each add to a sum of ``sum_bytes`` bytes an element.
 
-    ``batched_gemm_s``, which writes 2 bytes an element, plus 0.6 * count m n (2 sum_bytes - 2) / (bandwidth *
+    ``gemm_s``, which writes 2 bytes an element, plus 0.6 * count m n (2 sum_bytes - 2) / (bandwidth *
     eff_bw): each tile reads and writes the sum at its end, partly beside the next tile. Where the sum is not
     ``fused`` into the product, another kernel reads the product and the sum and writes the sum: count m n (2 +
     2 sum_bytes) / (bandwidth * eff_bw), which nothing hides. m, n, k, count: any shapes that broadcast.
     Source: gradient accumulation fusion, Megatron-LM core/tensor_parallel/layers.py; ``EXPOSED_SUM_FRACTION``.
     """
-    product = batched_gemm_s(accelerator, precision, m, n, k, count)
+    product = gemm_s(accelerator, precision, m, n, k, count)
     elements = np.asarray(count, dtype=np.float64) * np.asarray(m) * np.asarray(n)
     traffic = EXPOSED_SUM_FRACTION * elements * (2 * sum_bytes - BF16_BYTES)
     if not fused:
@@ -225,8 +219,8 @@ def adapter_s(
         np.zeros(()),
     ]
     for row, (inner, outer) in ((0, (k, n)), (1, (n, k))):
-        seconds[row] = seconds[row] + batched_gemm_s(accelerator, "bf16", m, r, inner, count)
-        seconds[row] = seconds[row] + batched_gemm_s(accelerator, "bf16", m, outer, r, count)
+        seconds[row] = seconds[row] + gemm_s(accelerator, "bf16", m, r, inner, count)
+        seconds[row] = seconds[row] + gemm_s(accelerator, "bf16", m, outer, r, count)
     for outputs, inputs in ((r, k), (n, r)):
         seconds[2] = seconds[2] + weight_gradient_s(
             accelerator, "bf16", outputs, inputs, m, count, sum_bytes, fused
@@ -239,12 +233,12 @@ def batched_small_gemm_s(
 ) -> FloatArray:
     """Time ``count`` equal bf16 products in one batched launch, as in unfused attention with a product a head.
 
-    ``batched_gemm_s``; where a size is no multiple of 8 elements (16 bytes) at least 2 count m n k / (0.5 *
+    ``gemm_s``; where a size is no multiple of 8 elements (16 bytes) at least 2 count m n k / (0.5 *
     vector rate), because cuBLAS then leaves the matrix engine.
     Source: NVIDIA, Matrix multiplication background user's guide (alignment to 16 bytes);
     ``UNALIGNED_VECTOR_EFFICIENCY``.
     """
-    seconds = batched_gemm_s(accelerator, "bf16", m, n, k, count)
+    seconds = gemm_s(accelerator, "bf16", m, n, k, count)
     if aligned or accelerator.vector_flops_per_s is None:
         return seconds
     flops = 2 * np.asarray(count, dtype=np.float64) * np.asarray(m) * np.asarray(n) * np.asarray(k)

@@ -323,8 +323,8 @@ def _sparse_attention(shard: Shard, attention: LatentAttention, indexer: Indexer
     hardware, gpu, columns = problem.hardware, problem.hardware.accelerator, shard.columns
     heads, rank = attention.num_attention_heads / shard.tp, attention.kv_lora_rank
     for width, inner, selective in ((rank, attention.qk_nope_head_dim, True), (attention.v_head_dim, rank, False)):
-        forward = kernels.batched_gemm_s(gpu, "bf16", tokens, width, inner, heads)
-        dgrad = kernels.batched_gemm_s(gpu, "bf16", tokens, inner, width, heads)
+        forward = kernels.gemm_s(gpu, "bf16", tokens, width, inner, heads)
+        dgrad = kernels.gemm_s(gpu, "bf16", tokens, inner, width, heads)
         sums = shard.grad_bytes, shard.fused_sums
         wgrad = kernels.weight_gradient_s(gpu, "bf16", width, inner, tokens, heads, *sums)
         tally.compute(forward, dgrad + wgrad, wgrad, selective=selective)
@@ -520,7 +520,7 @@ def _mixture_of_experts(shard: Shard, moe: MixtureOfExperts, tally: Tally) -> No
 
     def grouped(m: FloatArray | float, n: FloatArray | float, k: FloatArray | float) -> FloatArray:
         """Time the products of all experts of a rank."""
-        return np.asarray(kernels.batched_gemm_s(gpu, precision, m, n, k, experts))
+        return np.asarray(kernels.gemm_s(gpu, precision, m, n, k, experts))
 
     forward = grouped(per_expert, matrices * width, hidden) + grouped(per_expert, hidden, width)
 

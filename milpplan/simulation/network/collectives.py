@@ -18,7 +18,7 @@ import numpy as np
 from milpplan.problem import BusTable, HardwareSpec
 from milpplan.problem.hardware import CollectiveVariant
 from milpplan.simulation import BoolArray, FloatArray, IntArray
-from milpplan.simulation.layers.kernels import Numbers, grid_position, log_of
+from milpplan.simulation.layers.kernels import Numbers, interpolate_grid
 from milpplan.simulation.network import domains as pods
 from milpplan.simulation.network.domains import GroupPlace, group_place, same_rail
 
@@ -78,13 +78,7 @@ def bus_bandwidth_bytes_per_s(
     num_bytes: message; size: ranks; any shapes that broadcast. Source: the hardware file's measured table.
     """
     log_counts, log_sizes, values = _bus_arrays(getattr(hardware.scale_up, operation))
-    row, row_weight = grid_position(log_counts, log_of(size))
-    column, column_weight = grid_position(log_sizes, log_of(num_bytes))
-    row_above = np.minimum(row + 1, len(log_counts) - 1)
-    column_above = np.minimum(column + 1, len(log_sizes) - 1)
-    low = (1 - column_weight) * values[row, column] + column_weight * values[row, column_above]
-    high = (1 - column_weight) * values[row_above, column] + column_weight * values[row_above, column_above]
-    return np.exp((1 - row_weight) * low + row_weight * high)
+    return np.exp(interpolate_grid((log_counts, log_sizes), values, (size, num_bytes)))
 
 
 def _inside_s(hardware: HardwareSpec, operation: Operation, num_bytes: FloatArray, size: IntArray) -> FloatArray:

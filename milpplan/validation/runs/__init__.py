@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from milpplan.library import lazy_exports
 
 if TYPE_CHECKING:
-    from milpplan.validation.runs.clusters import generation_of, hardware_of
+    from milpplan.validation.runs.clusters import hardware_of
     from milpplan.validation.runs.frameworks import (
         FRAMEWORKS,
         PLAIN_STACK,
@@ -31,6 +31,14 @@ if TYPE_CHECKING:
         state,
         step_measure,
     )
-    from milpplan.validation.runs.variants import SIBLINGS, VARIANTS, described, is_scored, stack_hardware
+    from milpplan.validation.runs.variants import (
+        GENERATIONS,
+        SIBLINGS,
+        VARIANTS,
+        described,
+        generation_of,
+        is_scored,
+        stack_hardware,
+    )
 else:
     __getattr__ = lazy_exports(__name__, __file__)

@@ -11,25 +11,6 @@ from milpplan.units import GIB, GIGA, TERA
 from milpplan.validation.runs.records import Cluster, UnstatedError
 from milpplan.validation.runs.variants import SIBLINGS, VARIANTS, described, varied
 
-GENERATIONS: Final = {
-    "dgx-a100-40": "Ampere",
-    "dgx-a100-80": "Ampere",
-    "rtx4090": "Ada",
-    "l40s": "Ada",
-    "dgx-h100": "Hopper",
-    "dgx-h200": "Hopper",
-    "dgx-b200": "Blackwell",
-    "gb200-nvl72": "Blackwell",
-    "mi300x": "CDNA 3",
-    "mi325x": "CDNA 3",
-    "mi355x": "CDNA 4",
-    "dgx-b300": "Blackwell Ultra",
-    "gb300-nvl72": "Blackwell Ultra",
-    "h800": "Hopper H800",
-    "h20": "Hopper H20",
-    "a800": "Ampere A800",
-}
-"""Architectures by description, for summaries and evidence: a chip with constants of a sibling has its own."""
 OMNI_PATH: Final = ("4x omni-path per node", 4, 100)
 """Words of the source's interconnect, links per node, and Gb/s of each."""
 _GBITS: Final = r"(\d+)\s*(?:Gb/s|Gbps|Gbit/s)"
@@ -146,12 +127,6 @@ def _links(interconnect: str) -> tuple[int, int] | None:
         if (match := _WHOLE.search(part)) is not None:
             return 1, int(match[1])
     return None
-
-
-def generation_of(spec: HardwareSpec) -> str:
-    """Return the architecture's name, for summaries."""
-    variant = VARIANTS.get(spec.name)
-    return GENERATIONS.get(spec.name, spec.name) if variant is None else variant.generation
 
 
 @lru_cache(maxsize=32)

@@ -80,6 +80,25 @@ VARIANTS: Final = {
     "blackwell": Variant("dgx-b200", "Blackwell", 192265846784, 7.7e12, "the model is not stated"),
 }
 """Accelerators by name; ``source`` names their sources."""
+GENERATIONS: Final = {
+    "dgx-a100-40": "Ampere",
+    "dgx-a100-80": "Ampere",
+    "rtx4090": "Ada",
+    "l40s": "Ada",
+    "dgx-h100": "Hopper",
+    "dgx-h200": "Hopper",
+    "dgx-b200": "Blackwell",
+    "gb200-nvl72": "Blackwell",
+    "mi300x": "CDNA 3",
+    "mi325x": "CDNA 3",
+    "mi355x": "CDNA 4",
+    "dgx-b300": "Blackwell Ultra",
+    "gb300-nvl72": "Blackwell Ultra",
+    "h800": "Hopper H800",
+    "h20": "Hopper H20",
+    "a800": "Ampere A800",
+}
+"""Architectures by description, for summaries and evidence: a chip with constants of a sibling has its own."""
 SIBLINGS: Final = {
     "a800": "dgx-a100-80",
     "dgx-b300": "dgx-b200",
@@ -127,6 +146,12 @@ def described(words: str) -> str | None:
     """Return the shipped description or variant that a source's words for its accelerator mean."""
     text = words.lower().replace("_", " ").replace("-", " ").replace("rtx4090", "rtx 4090")
     return next((name for pattern, name in _PATTERNS if pattern.search(text)), None)
+
+
+def generation_of(spec: HardwareSpec) -> str:
+    """Return the architecture's name, for summaries."""
+    variant = VARIANTS.get(spec.name)
+    return GENERATIONS.get(spec.name, spec.name) if variant is None else variant.generation
 
 
 def stack_hardware(name: str) -> str:
