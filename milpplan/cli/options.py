@@ -24,7 +24,8 @@ OUTPUT: Final = "Output"
 LENGTHS: Final = "Sequences of several lengths"
 
 LAUNCHERS: Final = (
-    "megatron|megatron-bridge|torchtitan|nanotron|deepspeed|accelerate|automodel|slime|ms-swift|verl"
+    "megatron|megatron-bridge|torchtitan|nanotron|deepspeed|accelerate|automodel|slime|ms-swift|verl|trl|"
+    "llama-factory|axolotl"
 )
 """Launchers, as the help shows them."""
 

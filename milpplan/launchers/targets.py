@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from milpplan.errors import IllegalPlanError, UnknownNameError
+from milpplan.launchers.accelerate.exports import AXOLOTL_LAUNCHER, LLAMA_FACTORY, TRL
 from milpplan.launchers.accelerate.launcher import LAUNCHER as ACCELERATE
 from milpplan.launchers.automodel.launcher import LAUNCHER as AUTOMODEL
 from milpplan.launchers.capabilities import Capability
@@ -67,6 +68,9 @@ TARGETS: dict[str, Launcher] = {
     "slime": SLIME,
     "ms-swift": MS_SWIFT,
     "verl": VERL,
+    "trl": TRL,
+    "llama-factory": LLAMA_FACTORY,
+    "axolotl": AXOLOTL_LAUNCHER,
 }
 """Launchers by the name that ``--to``, ``--from`` and ``--target`` take."""
 

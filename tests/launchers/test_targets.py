@@ -25,6 +25,8 @@ from tests.simulation.cases import problem_of, shipped_hardware, shipped_model
 MODELS = ("llama3-8b", "qwen3-30b-a3b", "gpt-oss-120b", "deepseek-v3")
 KEPT = Path(__file__).parents[1] / "data" / "launchers"
 COMPLETE = [name for name, launcher in TARGETS.items() if launcher.capability.complete]
+LOADERS = ("accelerate", "automodel", "trl", "llama-factory", "axolotl")
+"""Launchers that load a model's own class of Transformers."""
 MORE = {
     "schedule": ("gpipe", "1f1b", "interleaved", "zb-h1"),
     "rank_order": ("tp-cp-dp-pp", "tp-cp-pp-dp", "pp-dp-cp-tp"),
@@ -170,11 +172,13 @@ def test_what_a_target_cannot_run_is_refused_with_the_way_out() -> None:
 
 
 def small_plan(target: str) -> tuple[Problem, Plan]:
-    """Llama 3 8B on 16 GPUs: ZeRO 3 and two tensor-parallel ranks, or a pipeline of two beside."""
-    layout = Layout(tp=2, dp=8, global_batch_size=32, zero_stage=3)
+    """Llama 3 8B on 16 GPUs: ZeRO 3, with two tensor-parallel ranks where the program has them, or a pipeline."""
+    layout = Layout(dp=16, global_batch_size=32, zero_stage=3)
     changes: dict[str, Any] = {"overlap_grad_reduce": True, "overlap_param_gather": True}
+    if target == "axolotl":
+        changes |= {"tp": 2, "dp": 8}
     if target == "automodel":
-        changes = {"pp": 2, "dp": 4, "sequence_parallel": True, "zero_stage": 1}
+        changes = {"tp": 2, "pp": 2, "dp": 4, "sequence_parallel": True, "zero_stage": 1}
     layout = layout.model_copy(update=changes)
     problem = problem_of("llama3-8b", "dgx-h100", num_gpus=16, global_batch_size=32)
     each = problem.model.num_layers // layout.pp
@@ -182,7 +186,7 @@ def small_plan(target: str) -> tuple[Problem, Plan]:
     return problem, Plan(layout=layout, virtual_stages=stages)
 
 
-@pytest.mark.parametrize("target", ["accelerate", "automodel"])
+@pytest.mark.parametrize("target", LOADERS)
 def test_kept_files(target: str) -> None:
     """The files of a small plan are the kept ones."""
     problem, plan = small_plan(target)
@@ -294,10 +298,10 @@ def different_replicas(types: int) -> tuple[Problem, Layout]:
 
 
 @pytest.mark.parametrize("part", [{"sliding_window": 1024, "chunked": True}, {"qk_norm": "unweighted"}])
-@pytest.mark.parametrize("target", [name for name in COMPLETE if name not in ("accelerate", "automodel")])
+@pytest.mark.parametrize("target", [name for name in COMPLETE if name not in LOADERS])
 def test_no_target_exports_attention_that_its_models_lack(target: str, part: dict[str, Any]) -> None:
     """Launchers that build a model from arguments have no attention in chunks and no norms without weights;
-    Accelerate and AutoModel load the model's own class."""
+    ``LOADERS`` load the model's own class."""
     whole, known = asked("llama3-8b", num_gpus=8), TARGETS[target]
     plain = restrict(whole, target)
     plan = solve(plain, gap=0.1).plan

@@ -9,16 +9,17 @@ in ``accelerate_keys.json``.
 ``Run`` is a plan as Accelerate's settings, and back: FSDP2 over the data- and context-parallel ranks, or unsharded
 replicas.
 
-``ACCELERATE`` declares the layouts that Accelerate can run.
+``FSDP2`` and ``ACCELERATE`` declare the layouts that Accelerate can run.
 
-Source: accelerate 1.15.0, parallelism_config.py (sizes and their order), utils/dataclasses.py (FSDP2 plugin).
+Source: accelerate 1.15.0, parallelism_config.py (sizes and their order), utils/dataclasses.py (FSDP2 plugin),
+accelerator.py (_prepare_tp).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,18 +38,14 @@ from milpplan.launchers.capabilities import (
     RowRule,
 )
 from milpplan.launchers.scripts import header
-from milpplan.launchers.settings import Settings, check_words, kinds_of
+from milpplan.launchers.settings import Settings, check_words, kinds_of, nested
 from milpplan.launchers.shell import pairs_of, script_commands, unknown_in
 from milpplan.launchers.shell.launch_text import load_yaml, program_place
 from milpplan.problem import Layout, ModelSpec, Plan, Problem, Recompute, VirtualStage, parse_json, validated
 from milpplan.problem.reading import shown
 
-TRAINER = {
-    "gradient_accumulation_steps": "--gradient_accumulation_steps",
-    "per_device_train_batch_size": "--per_device_train_batch_size",
-    "block_size": "--block_size",
-}
-"""Settings that belong to the trainer and not to Accelerate, with their flags of ``run_clm.py``."""
+TRAINER = ("per_device_train_batch_size", "gradient_accumulation_steps", "block_size")
+"""Settings that belong to the trainer and not to Accelerate, as ``run_clm.py`` names them."""
 CHECKPOINTING = "--gradient_checkpointing"
 """Trainer's flag that recomputes all layers where FSDP does not."""
 KEYS = "accelerate_keys.json"
@@ -73,15 +70,16 @@ class Read:
 
 def yaml_text(settings: Mapping[str, Any]) -> str:
     """Write settings as YAML; a dot in a name opens a section."""
-    lines: list[str] = []
-    section = ""
-    for name, value in settings.items():
-        first, _, rest = name.rpartition(".")
-        if first != section:
-            section = first
-            lines.append(f"{first}:")
-        lines.append(f"{'  ' if first else ''}{rest}: {_scalar(value)}")
-    return "\n".join(lines) + "\n"
+    return "".join(f"{line}\n" for line in _yaml_lines(nested(settings), ""))
+
+
+def _yaml_lines(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield f"{indent}{name}:"
+            yield from _yaml_lines(value, f"{indent}  ")
+        else:
+            yield f"{indent}{name}: {_scalar(value)}"
 
 
 def _scalar(value: object) -> str:
@@ -97,12 +95,23 @@ def configuration(launch: ConfigLaunch) -> dict[str, Any]:
     return {name: value for name, value in launch.settings.items() if name not in of_trainer}
 
 
-def script(launch: ConfigLaunch, version: str) -> str:
-    """Write the script that every node runs, which contains the YAML. ``version`` is milpplan's."""
-    config = configuration(launch)
-    numbers = [f"    {flag} {launch.settings[name]} \\" for name, flag in TRAINER.items()]
-    if CHECKPOINTING in launch.settings:
-        numbers.append(f"    {CHECKPOINTING} true \\")
+def script(launch: ConfigLaunch, version: str, program: Sequence[str], data: Sequence[str] = ()) -> str:
+    """Write the script that every node runs, which contains the YAML.
+
+    Args:
+        launch: the launch to start.
+        version: of milpplan.
+        program: lines after ``accelerate launch``, without continuation marks: a program and its flags.
+        data: lines with the variables that the program's flags take besides ``MODEL``.
+    """
+    words = [
+        'accelerate launch --config_file "$CONFIG" --machine_rank "$NODE_RANK"',
+        '--main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT"',
+        *program,
+    ]
+    if syncs(launch.settings):
+        words.append('--accelerator_config \'{"gradient_accumulation_kwargs": {"sync_each_batch": true}}\'')
+    words.append('--output_dir "${OUTPUT_DIR:-output}"')
     lines = ["#!/usr/bin/env bash", *header(launch, version), "set -euo pipefail", ""]
     lines += [
         "# Where this node is, what is trained by which program, and where the configuration goes.",
@@ -110,32 +119,43 @@ def script(launch: ConfigLaunch, version: str) -> str:
         "MASTER_ADDR=${MASTER_ADDR:-localhost}",
         "MASTER_PORT=${MASTER_PORT:-29500}",
         "MODEL=${MODEL:-.}",
-        "TRAIN_DIR=${TRAIN_DIR:-.}",
+        *data,
         "CONFIG=${CONFIG:-$(mktemp)}",
         "",
         "cat > \"$CONFIG\" <<'YAML'",
-        *yaml_text(config).splitlines(),
+        *yaml_text(configuration(launch)).splitlines(),
         "YAML",
         "",
-        "# Not decided by the plan: data, learning rates. Any program of Transformers' Trainer takes",
-        "# these flags; run_clm.py is in its examples (examples/pytorch/language-modeling).",
-        'accelerate launch --config_file "$CONFIG" --machine_rank "$NODE_RANK" \\',
-        '    --main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT" \\',
-        '    "$TRAIN_DIR/run_clm.py" \\',
-        *numbers,
-        '    --config_name "$MODEL" --tokenizer_name "$MODEL" --dataset_name wikitext \\',
-        "    --dataset_config_name wikitext-103-raw-v1 --do_train --bf16 true --max_steps 100 \\",
-        *(
-            ['    --accelerator_config \'{"gradient_accumulation_kwargs": {"sync_each_batch": true}}\' \\']
-            if _syncs(launch.settings)
-            else []
-        ),
-        '    --output_dir "${OUTPUT_DIR:-output}"',
+        "# Not decided by the plan: data, learning rates.",
+        " \\\n    ".join(words),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _syncs(settings: Mapping[str, Any]) -> bool:
+def trainer_flags(settings: Mapping[str, Any], **names: str) -> str:
+    """Write the sizes of the batch as flags of a trainer; ``names`` holds flags that it names otherwise."""
+    return " ".join(f"--{names.get(name, name)} {settings[name]}" for name in TRAINER)
+
+
+def written(launch: ConfigLaunch, version: str) -> dict[str, str]:
+    """Write the files that start ``run_clm.py`` of Transformers' examples, the script first.
+
+    Any program of Transformers' trainer takes its flags.
+    """
+    program = [
+        '"$TRAIN_DIR/run_clm.py"',
+        trainer_flags(launch.settings),
+        *([f"{CHECKPOINTING} true"] if CHECKPOINTING in launch.settings else []),
+        '--config_name "$MODEL" --tokenizer_name "$MODEL" --dataset_name wikitext',
+        "--dataset_config_name wikitext-103-raw-v1 --do_train --bf16 true --max_steps 100",
+    ]
+    return {
+        "accelerate.sh": script(launch, version, program, ["TRAIN_DIR=${TRAIN_DIR:-.}"]),
+        "accelerate.yaml": yaml_text(configuration(launch)),
+    }
+
+
+def syncs(settings: Mapping[str, Any]) -> bool:
     """Test whether sharded gradients must be reduced in every micro-batch, as a plan assumes."""
     return "fsdp_config.fsdp_version" in settings and int(settings["gradient_accumulation_steps"]) > 1
 
@@ -168,7 +188,20 @@ def read_files(request: ImportRequest) -> Read:
     values = named(flat(load_yaml(_document(text, launch.pop("config_file", None), source), source, "accelerate")))
     values |= named(launch, flags=True)
     flags = _flags_of(after, known_settings(KEYS, "trainer"), source)
-    return Read(values | {f"{FLAG}{name}": value for name, value in flags.items()}, program)
+    trainer = trainer_of(flags)
+    if trainer is None or trainer is TRL:
+        return Read(values | {f"{FLAG}{name}": value for name, value in flags.items()}, program)
+    num_gpus = request.num_gpus or values.get("num_processes")
+    own = trainer_values(trainer, nested(_scalars(flags, source)), replace(request, num_gpus=num_gpus))
+    return Read(named(own) | values, None)
+
+
+def _scalars(flags: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Convert texts of flags as YAML does, which a program's own file would be."""
+    return {
+        name: load_yaml(f"value: {value}", source, "accelerate")["value"] if isinstance(value, str) else value
+        for name, value in flags.items()
+    }
 
 
 def _unprefixed(schema: Known) -> Known:
@@ -473,7 +506,10 @@ def replicas_are_plain(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
     return np.asarray((c["zero_stage"] > 0) | (c["tp"] * c["cp"] == 1))
 
 
-ACCELERATE = Capability(
+REDUCED: Mapping[str, object] = {"reduced_gradient_bytes": 2.0}
+"""Field of ``Software`` under FSDP2 with mixed_precision bf16, which reduces in bf16 what it keeps in fp32
+(utils/dataclasses.py, set_mixed_precision)."""
+FSDP2 = Capability(
     name="Accelerate",
     versions=("1.15.0",),
     limits={
@@ -493,7 +529,6 @@ ACCELERATE = Capability(
         ),
     },
     stages="equal",
-    program=TRANSFORMERS,
     batch_settings={
         "micro-batch": "per_device_train_batch_size",
         "accumulation": "gradient_accumulation_steps",
@@ -501,3 +536,20 @@ ACCELERATE = Capability(
     },
     complete=True,
 )
+"""Layouts that a program under Accelerate can run, if it loads its model with a tensor-parallel plan."""
+WHOLE_MATRICES = Limit((1,), "its program loads whole matrices, which Accelerate leaves whole (_prepare_tp)")
+SHARDED = replace(
+    FSDP2,
+    rules={
+        **FSDP2.rules,
+        "replicas_are_sharded": RowRule(
+            lambda problem, c: np.asarray((c["cp"] * c["dp"] == 1) | (c["zero_stage"] > 0)),
+            "what is written shards replicas with FSDP2; DDP reduces gradients in another format",
+            shards=True,
+        ),
+    },
+    program={**TRANSFORMERS, **REDUCED},
+)
+"""Layouts and bytes of the files that are written for a program with a tensor-parallel plan."""
+ACCELERATE = replace(SHARDED, limits={**FSDP2.limits, "tp": WHOLE_MATRICES})
+"""Layouts that ``run_clm.py`` can run."""

@@ -3,8 +3,9 @@ writing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from milpplan.errors import InvalidInputError
@@ -12,20 +13,21 @@ from milpplan.launchers import ConfigLaunch, Imported, ImportRequest, known_sett
 from milpplan.launchers.accelerate.files import (
     ACCELERATE,
     FLAG,
+    FSDP2,
     GATHERS,
     KEYS,
+    REDUCED,
     TRAINER,
     P,
     check_sizes,
-    configuration,
     named,
     plan_of,
     read_files,
-    script,
     settings_of,
-    yaml_text,
+    written,
 )
 from milpplan.launchers.accelerate.trainers import DEEPSPEED_FILE, deepspeed_file, filled_in
+from milpplan.launchers.capabilities import Capability
 from milpplan.launchers.deepspeed.launcher import imported_settings
 from milpplan.launchers.expressible import (
     ConfigLauncher,
@@ -173,8 +175,9 @@ def imported(request: ImportRequest) -> Imported:
     check_priced(settings, ALL_QUIET)
     length, note = _length(settings)
     gathers = plan.layout.cp > 1 and settings.get(f"{P}cp_comm_strategy") == GATHERS
-    problem = problem_of(request, spec, plan.layout, length, {"gathered_keys": gathers}, lora=lora)
-    refuse(ACCELERATE.name, layout_refusals(ACCELERATE, problem, plan.layout, num_replicas=1))
+    software = {"gathered_keys": gathers, **(REDUCED if settings.get("distributed_type") == "FSDP" else {})}
+    problem = problem_of(request, spec, plan.layout, length, software, lora=lora)
+    refuse(FSDP2.name, layout_refusals(FSDP2, problem, plan.layout, num_replicas=1))
     if program is None and read.program is not None:
         left_out = (*left_out, f"{read.program} (what it does besides its flags)")
     adapters = () if lora is None else (ADAPTERS.format(", ".join(lora.modules)),)
@@ -395,38 +398,27 @@ def _accumulates(settings: Settings, plan: Plan) -> tuple[str, ...]:
     return (DEFERRED.format("Without sync_each_batch FSDP"),)
 
 
-SCRIPT, CONFIG = "accelerate.sh", "accelerate.yaml"
-
-
-def _launch(problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
-    """Turn a plan into a launch.
+def _launch(
+    capability: Capability, remarks: tuple[str, ...], problem: Problem, plan: Plan, version: str
+) -> ConfigLaunch:
+    """Turn a plan into a launch of a program with the given capability and remarks.
 
     Raises:
         IllegalPlanError: Accelerate cannot express the plan or would refuse it; gives all reasons.
     """
-    layout, refusals = plan.layout, plan_refusals(ACCELERATE, problem, plan, num_replicas=1)
-    refuse(ACCELERATE.name, [*_problem_refusals(problem), *refusals])
+    layout, refusals = plan.layout, plan_refusals(capability, problem, plan, num_replicas=1)
+    refuse(capability.name, [*_problem_refusals(problem), *refusals])
     kind = "FSDP" if layout.zero_stage else "DDP"
     shards = layout.dp // layout.dp_replicate if layout.zero_stage else 1
     sizes = {"dp_replicate": layout.dp // shards, "dp_shard": shards, "cp": layout.cp, "tp": layout.tp}
     check_sizes(kind, sizes, layout.num_gpus)
     num_nodes, _, _ = whole_nodes(problem, layout)
     settings = settings_of(plan, num_nodes, problem.job.sequence_length)
-    return config_launch(ACCELERATE, version, problem, plan, settings, _notes(layout))
-
-
-def _files(launch: ConfigLaunch, version: str) -> dict[str, str]:
-    """Write the launch as files by name; the first is enough to start the run. ``version`` is milpplan's."""
-    return {
-        SCRIPT: script(launch, version),
-        CONFIG: yaml_text(configuration(launch)),
-    }
+    return config_launch(capability, version, problem, plan, settings, (*_notes(layout), *remarks))
 
 
 def _notes(layout: Layout) -> tuple[str, ...]:
     notes = ["MODEL is a directory or name of Transformers with the sizes of the plan's model."]
-    if layout.zero_stage:
-        notes.append("FSDP2 reduces gradients in bf16 here, half the bytes that the plan counts.")
     if layout.zero_stage == 2:
         notes.append(
             "ZeRO 2 is fsdp_reshard_after_forward false: weights stay gathered from the forward to the backward."
@@ -446,5 +438,20 @@ def _problem_refusals(problem: Problem) -> list[Refusal]:
     )
 
 
-LAUNCHER = ConfigLauncher(ACCELERATE, _problem_refusals, _launch, _files, imported)
-"""Launcher Accelerate: FSDP2 or unsharded replicas under Transformers' trainer."""
+def trainer_launcher(
+    capability: Capability,
+    files: Callable[[ConfigLaunch, str], dict[str, str]],
+    remarks: tuple[str, ...] = (),
+) -> ConfigLauncher:
+    """Make the launcher of a program that trains with Transformers' trainer under Accelerate.
+
+    Args:
+        capability: layouts that the program can run.
+        files: writes the files of a launch, for milpplan's version.
+        remarks: of the program, besides those of all.
+    """
+    return ConfigLauncher(capability, _problem_refusals, partial(_launch, capability, remarks), files, imported)
+
+
+LAUNCHER = trainer_launcher(ACCELERATE, written)
+"""Launcher Accelerate: ``run_clm.py`` of Transformers' examples."""

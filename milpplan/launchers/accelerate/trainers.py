@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,7 @@ def trainer_values(trainer: Trainer, data: Mapping[str, Any], request: ImportReq
     Raises:
         InvalidInputError: the number of processes, or what shards the model, is not given.
     """
-    source, num_gpus = request.source, request.num_gpus
+    source, num_gpus = request.source, request.num_gpus or _processes(data)
     if trainer is TRL and "distributed_type" not in request.given:
         raise InvalidInputError(
             f"{source} is a configuration of TRL's trainer, which does not say what shards the model.",
@@ -173,6 +174,17 @@ def trainer_values(trainer: Trainer, data: Mapping[str, Any], request: ImportReq
             # Weights are loaded in the format of the products (utils/config/__init__.py).
             values["--dtype"] = "bfloat16"
     return values
+
+
+_SIZES = ("dp_replicate_size", "dp_shard_size", "tensor_parallel_size", "context_parallel_size")
+
+
+def _processes(data: Mapping[str, Any]) -> int | None:
+    """Multiply axolotl's sizes where they make the number of processes (utils/distributed.py); None: unknown."""
+    sizes = [data.get(name) or 1 for name in _SIZES]
+    if not data.get("dp_shard_size") or not all(type(size) is int and size > 0 for size in sizes):
+        return None
+    return prod(sizes)
 
 
 def _factory_adapters(values: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,128 @@
+"""Launchers TRL, LLaMA-Factory and axolotl: Accelerate's settings, in files of programs that train with them.
+
+All train on texts that are packed to the length of a sequence. Their files are read by ``accelerate.trainers``.
+
+Source: trl 1.16.0, scripts/sft.py and trainer/sft_config.py; llamafactory 0.9.5, launcher.py and hparams;
+axolotl 0.19.0, cli/train.py, loaders/model.py, utils/distributed.py and utils/schemas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from milpplan.launchers.accelerate.files import (
+    ACCELERATE,
+    CHECKPOINTING,
+    SHARDED,
+    F,
+    P,
+    configuration,
+    script,
+    syncs,
+    trainer_flags,
+    yaml_text,
+)
+from milpplan.launchers.accelerate.launcher import trainer_launcher
+from milpplan.launchers.accelerate.trainers import AXOLOTL
+from milpplan.launchers.capabilities import Limit
+from milpplan.launchers.records import ConfigLaunch
+from milpplan.launchers.scripts import header, torchrun_script
+
+_PACKED = "Packed sequences hold several texts; their attention is priced as that of whole sequences."
+
+
+def _trl_files(launch: ConfigLaunch, version: str) -> dict[str, str]:
+    flags = trainer_flags(launch.settings, block_size="max_length")
+    program = [
+        "-m trl.scripts.sft",
+        flags,
+        "--packing true --packing_strategy wrapped --bf16 true --dtype float32",
+        f"{CHECKPOINTING} {str(CHECKPOINTING in launch.settings).lower()}",
+        '--model_name_or_path "$MODEL" --dataset_name "$DATASET" --max_steps 100',
+    ]
+    text = script(launch, version, program, ["DATASET=${DATASET:-trl-lib/Capybara}"])
+    return {"trl.sh": text, "accelerate.yaml": yaml_text(configuration(launch))}
+
+
+def _factory_files(launch: ConfigLaunch, version: str) -> dict[str, str]:
+    flags = trainer_flags(launch.settings, block_size="cutoff_len")
+    off = str(CHECKPOINTING not in launch.settings).lower()
+    program = [
+        "-m llamafactory.launcher",
+        flags,
+        "--packing true --neat_packing false --bf16 true --flash_attn sdpa",
+        f"--disable_gradient_checkpointing {off}",
+        '--stage sft --finetuning_type full --do_train true --model_name_or_path "$MODEL" --dataset "$DATASET"',
+        "--dataset_dir ONLINE --template default --max_steps 100",
+    ]
+    text = script(launch, version, program, ["DATASET=${DATASET:-llamafactory/alpaca_en}"])
+    return {"llama-factory.sh": text, "accelerate.yaml": yaml_text(configuration(launch))}
+
+
+_AXOLOTL_NAMES: Mapping[str, str] = {
+    **{own: name for name, own in AXOLOTL.renamed.items() if own.startswith(P)},
+    **{f"{F}{name}": f"fsdp_config.{name}" for name in (
+        "auto_wrap_policy", "reshard_after_forward", "activation_checkpointing", "offload_params")},
+    f"{F}version": "fsdp_version",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "per_device_train_batch_size": "micro_batch_size",
+    "block_size": "sequence_len",
+}  # fmt: skip
+"""Names of axolotl's YAML by Accelerate's settings and the trainer's."""
+_AXOLOTL_HEAD = """base_model: MODEL
+datasets:
+  - path: mhenrichsen/alpaca_2k_test
+    type: alpaca
+sample_packing: true
+pad_to_sequence_len: true
+bf16: true
+attn_implementation: flash_attention_2
+optimizer: adamw_torch_fused
+learning_rate: 1.0e-5
+max_steps: 100
+output_dir: output
+"""
+
+
+def _axolotl_files(launch: ConfigLaunch, version: str) -> dict[str, str]:
+    settings = {name: launch.settings[key] for key, name in _AXOLOTL_NAMES.items() if key in launch.settings}
+    if syncs(launch.settings):
+        settings["accelerator_config.gradient_accumulation_kwargs.sync_each_batch"] = True
+    head = "\n".join(header(launch, version))
+    before = ('HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)', "MODEL=${MODEL:-.}")
+    program = ("-m axolotl.cli.train", '"$HERE/axolotl.yaml" --base_model "$MODEL"')
+    return {
+        "axolotl.yaml": f"{head}\n{_AXOLOTL_HEAD}{yaml_text(settings)}",
+        "axolotl.sh": torchrun_script(launch, version, program, before),
+    }
+
+
+TRL = trainer_launcher(replace(ACCELERATE, name="TRL", versions=("1.16.0",)), _trl_files, (_PACKED,))
+"""Launcher TRL: ``trl.scripts.sft`` of all weights on packed sequences."""
+LLAMA_FACTORY = trainer_launcher(
+    replace(
+        ACCELERATE,
+        name="LLaMA-Factory",
+        versions=("0.9.5",),
+        limits={**ACCELERATE.limits, "cp": Limit((1,), "its data are not cut for context parallelism")},
+    ),
+    _factory_files,
+    (_PACKED,),
+)
+"""Launcher LLaMA-Factory: supervised training of all weights on packed sequences."""
+AXOLOTL_LAUNCHER = trainer_launcher(
+    replace(
+        SHARDED,
+        name="axolotl",
+        versions=("0.19.0",),
+        limits={
+            **SHARDED.limits,
+            "cp": Limit((1,), "its context parallelism is that of ring-flash-attention, which is not priced"),
+            "zero_stage": Limit((3, 2), "without FSDP its weights, states included, are in bf16"),
+        },
+    ),
+    _axolotl_files,
+    (_PACKED, "MODEL is what the script trains; in the YAML it stands for it."),
+)
+"""Launcher axolotl: training of all weights on packed sequences, with FSDP2."""
