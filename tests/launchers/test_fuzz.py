@@ -28,10 +28,13 @@ UNKNOWN = {
     "automodel": ("  dp_size: 8\n", f"  dp_size: 8\n  {NEW}: 3\n"),
     "slime": ("--num-layers 32", f"--num-layers 32 --{NEW.replace('_', '-')} 3"),
     "ms-swift": ("--max_length 8192", f"--max_length 8192 --{NEW} 3"),
+    "trl": ("  fsdp_version: 2\n", f"  fsdp_version: 2\n  fsdp_{NEW}: 3\n"),
+    "llama-factory": ("--stage sft", f"--stage sft --{NEW} 3"),
+    "axolotl": ("fsdp_version: 2\n", f"fsdp_version: 2\n{NEW}: 3\n"),
     "verl": ("trainer.logger", f"actor_rollout_ref.actor.{NEW}=3\n    trainer.logger"),
 }
 """Where a launcher's file takes a setting that it does not have: what stands there, and what stands there then."""
-NAMES_ITS_MODEL = ("accelerate", "automodel", "ms-swift", "verl")
+NAMES_ITS_MODEL = ("accelerate", "automodel", "ms-swift", "verl", "trl", "llama-factory", "axolotl")
 """Launchers whose files only name the model."""
 JUNK = [
     "",
