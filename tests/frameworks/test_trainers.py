@@ -31,9 +31,8 @@ def program_words(case: Case, folder: Path) -> list[str]:
     assert args.use_fsdp
     assert args.module
     said: list[str] = [args.training_script, *args.training_script_args]
-    at = said.index("--bf16")
-    # The parsers refuse bf16 on a machine that has none.
-    return [*said[:at], *said[at + 2 :]]
+    # Without it the parsers refuse bf16 on a machine that has none.
+    return [*said, "--use_cpu", "true"]
 
 
 def of_trl(case: Case, folder: Path) -> dict[str, Any]:
