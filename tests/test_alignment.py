@@ -15,32 +15,38 @@ from milpplan.cli.app import app
 from milpplan.errors import IllegalPlanError
 from milpplan.launchers import restrict
 from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space
-from milpplan.problem import Alignment, Lora
-from milpplan.simulation import LayoutColumns
+from milpplan.problem import Alignment, Lora, Plan, RankOrder, Rollout
+from milpplan.simulation import LayoutColumns, costs_of, plan_stages, step_times_ns
 from milpplan.simulation.layers import (
     Part,
     Phase,
+    Term,
     embedding_endpoint,
     head_endpoint,
     layer_seconds,
     total_parameters,
 )
 from milpplan.simulation.layout_costs import layout_costs
+from milpplan.switching.planning import plan_switch
+from milpplan.switching.routes import Links
 from milpplan.validation.terms import step_doubled_s, step_without_s, used_terms
 from tests.amounts import long_but
 from tests.consumers import assert_consumers_agree
 from tests.optimize.problems import random_problem
 from tests.optimize.test_optimality import BACKENDS, check
-from tests.simulation.cases import even_plan, ideal_hardware, problem_of, random_layout
+from tests.simulation.cases import even_plan, ideal_hardware, problem_of, random_layout, random_plan
 from tests.simulation.cases import random_problem as real_problem
 from tests.simulation.test_bulk import switched, with_host
 
 FROZEN, BEFORE = Alignment(method="dpo"), Alignment(method="dpo", reference="none")
+GRPO = Alignment(method="grpo")
+ROLLOUT = Rollout(seconds=0.004, held_bytes=10**6)
 
 
-def aligned(problem: Problem, alignment: Alignment | None = FROZEN) -> Problem:
+def aligned(problem: Problem, alignment: Alignment | None = FROZEN, rollout: Rollout | None = None) -> Problem:
     """The problem with another way of training."""
-    return problem.model_copy(update={"job": problem.job.model_copy(update={"alignment": alignment})})
+    changes = {"alignment": alignment, "rollout": rollout}
+    return problem.model_copy(update={"job": problem.job.model_copy(update=changes)})
 
 
 def test_a_reference_is_a_third_of_the_work() -> None:
@@ -53,6 +59,9 @@ def test_a_reference_is_a_third_of_the_work() -> None:
     for name in ("compute", "tp_exposed"):
         assert frozen.breakdown_s[name] == pytest.approx(alone.breakdown_s[name] * 4 / 3, rel=2e-3)
     assert frozen.mfu * frozen.step_time_s == pytest.approx(alone.mfu * alone.step_time_s * 4 / 3)
+    both = simulate(aligned(problem, GRPO), plan)
+    assert both.breakdown_s["compute"] == pytest.approx(alone.breakdown_s["compute"] * 5 / 3, rel=4e-3)
+    assert both.mfu * both.step_time_s == pytest.approx(alone.mfu * alone.step_time_s * 5 / 3)
 
 
 def test_only_the_forward_changes() -> None:
@@ -69,6 +78,8 @@ def test_only_the_forward_changes() -> None:
         added = both - alone
         assert added[:, Phase.FORWARD] == pytest.approx(reference[:, Phase.FORWARD], abs=1e-15)
         assert not added[:, Phase.BACKWARD :].any()
+        in_grpo = layer_seconds(aligned(problem, GRPO), kind, columns) - both
+        assert in_grpo[:, Phase.FORWARD] == pytest.approx(alone[:, Phase.FORWARD], abs=1e-15)
         assert (added[Part.COMPUTE, Phase.FORWARD] < alone[Part.COMPUTE, Phase.FORWARD]).all() == (
             lora is not None
         )
@@ -113,14 +124,70 @@ def test_stages_send_both_activations() -> None:
     assert frozen.at(0).transfer_ns == alone.at(1).transfer_ns > alone.at(0).transfer_ns
 
 
-@pytest.mark.parametrize("seed", long_but((0, 1, 2), range(24)))
+def test_rollouts_add_time_and_memory() -> None:
+    """On the same GPUs a rollout adds its seconds to the step and what its engine holds to every stage's peak;
+    apart it adds nothing."""
+    problem = aligned(problem_of("llama3-8b", "dgx-h100", num_gpus=8, global_batch_size=16), GRPO)
+    plan = even_plan(problem, Layout(dp=4, pp=2, global_batch_size=16))
+    bare, beside, apart = (
+        simulate(aligned(problem, GRPO, rollout), plan)
+        for rollout in (None, Rollout(seconds=12.5, held_bytes=2**30), Rollout(seconds=12.5, apart=True))
+    )
+    assert apart == bare
+    assert beside.step_time_ns == bare.step_time_ns + 12_500_000_000
+    assert beside.breakdown_s["step_overhead"] == pytest.approx(bare.breakdown_s["step_overhead"] + 12.5)
+    for more, less in zip(beside.stages, bare.stages, strict=True):
+        assert more.memory.peak_bytes == less.memory.peak_bytes + 2**30
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_phases_in_turn_are_not_faster(seed: int) -> None:
+    """Forwards as phases of their own, each a flow shop of sum f + (M - 1) max f, take at least as long as beside
+    those of training, and as long where all stages are alike."""
+    random = np.random.default_rng(seed)
+    problem = problem_of("llama3-8b", "dgx-h100", num_gpus=4, global_batch_size=12, sequence_length=1024)
+    layout = Layout(pp=4, micro_batch_size=1, global_batch_size=12)
+    plan = Plan.model_validate(random_plan(random, problem, layout).model_dump())
+    stages = plan_stages(costs_of(problem, layout), problem.model.layer_kinds, plan)
+    forward = np.array([int(stage.terms[Term.FORWARD, 0]) for stage in stages])
+    phase_ns = forward.sum() + 11 * forward.max()
+    alone, both = (simulate(aligned(problem, a), plan).step_time_ns for a in (None, GRPO))
+    assert alone + 2 * 12 * int(forward.min()) <= both <= alone + 2 * phase_ns + 64
+    alike = np.stack([stage.terms[:, 0] for stage in stages[1:2] * 4], axis=1)
+    more = alike.copy()
+    more[[Term.FORWARD, Term.LAST]] += alike[Term.FORWARD]
+    steps = step_times_ns(layout, costs_of(problem, layout), np.stack([alike, more]))
+    assert steps[1] - steps[0] == (12 + 4 - 1) * alike[Term.FORWARD, 0]
+
+
+def test_weights_move_as_hybridflow_says() -> None:
+    """From tp = 8 to generation with tp = 4, a GPU receives (tp - tg) / (tg tp) of the model where its new slice
+    holds its old slice, and more where it does not; padding of the vocabulary aside.
+
+    Source: Sheng et al. 2024 (HybridFlow), table 2."""
+    problem = problem_of("llama3-8b", "dgx-h100", num_gpus=8, global_batch_size=8)
+    links = Links.of(problem.hardware, 8)
+    before = even_plan(problem, Layout(tp=8, global_batch_size=8))
+    received = []
+    orders: tuple[RankOrder, ...] = ("dp-tp-cp-pp", "tp-cp-dp-pp")
+    for order in orders:
+        after = even_plan(problem, Layout(tp=4, dp=2, rank_order=order, global_batch_size=8))
+        switch = plan_switch(problem.model, before, after, links, "parameters", "nearest")
+        received.append(switch.received_bytes.sum(axis=1) / (2 * total_parameters(problem.model)))
+    assert received[0] == pytest.approx(np.full(8, (8 - 4) / (4 * 8)), rel=5e-3)
+    assert received[1].mean() > 1.4 * received[0].mean()
+
+
+@pytest.mark.parametrize("seed", long_but((2, 3), range(24)))
 def test_all_prices_agree(seed: int) -> None:
     """Bulk simulation gives the simulator's numbers, bounds hold for random plans, and traffic adds up, with
     adapters on every third problem."""
     random = np.random.default_rng(seed)
-    problem = with_host(aligned(real_problem(random)))
+    way = (FROZEN, None) if seed % 2 else (GRPO, ROLLOUT)
+    problem = with_host(aligned(real_problem(random), *way))
     if seed % 3 == 2:
-        problem = with_host(aligned(problem_of("llama3-8b", "dgx-h100", sequence_length=512, lora=Lora(rank=8))))
+        base = problem_of("llama3-8b", "dgx-h100", sequence_length=512, lora=Lora(rank=8))
+        problem = with_host(aligned(base, *way))
     layouts = []
     for _ in range(12):
         layout = switched(random, problem, random_layout(random, problem))
@@ -136,10 +203,13 @@ def test_all_prices_agree(seed: int) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("seed", long_but((51, 52), range(51, 63)))
 def test_optimum_is_that_of_brute_force(backend: str, seed: int) -> None:
-    """Random problems of pairs with a frozen reference, on every backend."""
+    """Random problems of pairs with a frozen reference, and of rollouts, on every backend."""
     seed += 100 * BACKENDS.index(backend)
-    problem = random_problem(seed, alignment=FROZEN)
-    assert all(size % 2 == 0 for size in layout_space(problem).columns.micro_batch_size)
+    if seed % 2:
+        problem = random_problem(seed, alignment=FROZEN)
+        assert all(size % 2 == 0 for size in layout_space(problem).columns.micro_batch_size)
+    else:
+        problem = random_problem(seed, alignment=GRPO, rollout=ROLLOUT)
     check(problem, backend)
 
 
@@ -170,7 +240,19 @@ def run(*words: str) -> Any:
     return CliRunner().invoke(app, list(words))
 
 
-JOB = ("solve", "llama3-8b", "dgx-h100", "--gpus", "8", "--global-batch", "32", "--fix", "pp=1,cp=1")
+JOB = (
+    "solve",
+    "llama3-8b",
+    "dgx-h100",
+    "--gpus",
+    "8",
+    "--global-batch",
+    "32",
+    "--space",
+    "uniform",
+    "--fix",
+    "pp=1",
+)
 
 
 def test_the_command_line_answers_with_evidence(tmp_path: Path) -> None:
@@ -181,7 +263,7 @@ def test_the_command_line_answers_with_evidence(tmp_path: Path) -> None:
     said = " ".join(answer.output.split())
     assert answer.exit_code == 0
     assert "DPO with a frozen reference" in said
-    assert "terms that no scored run on Hopper exercises: forwards of a frozen reference" in said
+    assert "terms that no scored run on Hopper exercises: forwards of a frozen reference or of the policy" in said
     assert json.loads(file.read_text())["problem"]["job"]["alignment"] == {"method": "dpo", "reference": "frozen"}
     for words in (("export", str(file), "--to", "nanotron"), ("switch", str(file), str(file))):
         refused = run(*words)
@@ -191,11 +273,33 @@ def test_the_command_line_answers_with_evidence(tmp_path: Path) -> None:
         restrict(aligned(problem_of("llama3-8b")), "megatron")
 
 
+def test_a_step_of_grpo_is_one_plan(tmp_path: Path) -> None:
+    """A rate makes seconds of the batch; the plan says what the rollout takes, and ``switch`` moves its weights to
+    the layout of an inference plan, but not back."""
+    files = [str(tmp_path / name) for name in ("train.json", "rollout.json")]
+    rate = ("--alignment", "grpo", "--rollout-tokens-per-s", "2000", "--rollout-memory", "8")
+    answer = run(*JOB, *rate, "--out", files[0])
+    said = " ".join(answer.output.split())
+    assert "GRPO with a frozen reference; rollouts of 16.38 s before it on these GPUs" in said
+    assert "8.0 GiB held while training" in said
+    rollout = json.loads(Path(files[0]).read_text())["problem"]["job"]["rollout"]
+    assert rollout == {"seconds": 32 * 8192 / 16_000, "held_bytes": 2**33, "apart": False}
+    assert run(*JOB, "--inference", "--fix", "tp=2", "--out", files[1]).exit_code == 0
+    moved = json.loads(run("switch", *files, "--json").output)["switches"]
+    assert list(moved) == ["parameters"]
+    assert run("switch", *reversed(files)).exit_code == 2
+
+
 @pytest.mark.parametrize(
     ("words", "seen"),
     [
         (("--alignment", "ppo"), "ppo"),
         (("--reference", "none"), "--reference is 'none', without --alignment"),
+        (("--alignment", "dpo", "--rollout-seconds", "3"), "rollout needs alignment grpo"),
+        (("--alignment", "grpo", "--rollout-memory", "3"), "described with no time"),
+        (("--alignment", "grpo", "--rollout-seconds", "3", "--rollout-tokens-per-s", "9"), "with both times"),
+        (("--alignment", "grpo", "--rollout-seconds", "-3"), "seconds"),
+        (("--alignment", "grpo", "--rollout-apart", "--rollout-seconds", "3", "--rollout-memory", "1"), "apart"),
         (("--alignment", "dpo", "--inference"), "beside inference is not modelled"),
         (("--alignment", "dpo", "--mtp-layers", "1"), "beside layers of multi-token prediction is not modelled"),
         (("--alignment", "dpo", "--target", "torchtitan"), "trains on the next token"),

@@ -44,7 +44,7 @@ from milpplan.problem.problem import (
 )
 from milpplan.problem.reading import plain_reason, shown
 from milpplan.simulation.layout_columns import SWITCHES, WORDS
-from milpplan.units import HOURS_PER_DAY, SECONDS_PER_HOUR, counted
+from milpplan.units import GIB, HOURS_PER_DAY, SECONDS_PER_HOUR, counted
 
 MAX_CANDIDATES: Final = 4_096
 """Maximum of combinations of a number of GPUs and a batch in one problem."""
@@ -249,6 +249,7 @@ def problem_of(
         mtp_layers=job.get("mtp_layers") or 0,
         alignment=_alignment(job.get("alignment"), job.get("reference")),
     )
+    asked = _with_rollout(asked, job)
     check_size(asked)
     declared = SPACES[choice(space, "--space", tuple(SPACES))]
     parts = {"model": spec, "hardware": first, "job": asked, "space": declared, "other_hardware": others}
@@ -297,6 +298,36 @@ def _alignment(method: str | None, reference: str | None) -> dict[str, str] | No
         return None
     asked = {"method": choice(method, "--alignment", METHODS)}
     return asked if reference is None else asked | {"reference": choice(reference, "--reference", REFERENCES)}
+
+
+def _with_rollout(asked: Job, job: Mapping[str, Any]) -> Job:
+    """Read ``--rollout-seconds`` or ``--rollout-tokens-per-s``, ``--rollout-memory`` (GiB), ``--rollout-apart``.
+
+    Raises:
+        InvalidInputError: no time or two, a rate for ranges, or a job without generation.
+    """
+    seconds, rate = job.get("rollout_seconds"), job.get("rollout_tokens_per_s")
+    memory, apart = job.get("rollout_memory"), bool(job.get("rollout_apart"))
+    if seconds is None and rate is None and memory is None and not apart:
+        return asked
+    if (seconds is None) == (rate is None):
+        raise InvalidInputError(
+            "A rollout is described with " + ("both times." if rate is not None else "no time."),
+            "Expected either --rollout-seconds or --rollout-tokens-per-s.",
+            "Give one of them; milpplan has no model of generation.",
+        )
+    if rate is not None:
+        if len(asked.num_gpus_values) * len(asked.global_batch_values) > 1:
+            raise InvalidInputError(
+                "--rollout-tokens-per-s is given with a range of GPUs or batches.",
+                "Expected one number of each: the time of a step's rollout depends on both.",
+                "Give --rollout-seconds, or single numbers.",
+            )
+        tokens = max(asked.global_batch_values) * asked.sequence_length
+        seconds = tokens / (rate * max(asked.num_gpus_values)) if rate > 0 else -1.0
+    held = round((memory or 0.0) * GIB)
+    rollout = {"seconds": seconds, "held_bytes": held, "apart": apart}
+    return record(Job, "the command line", **asked.model_dump() | {"rollout": rollout})
 
 
 def narrowed(problem: Problem, fix: Iterable[str], allow: Iterable[str], schedule: str | None) -> Problem:

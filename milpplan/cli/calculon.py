@@ -33,6 +33,10 @@ FROM_FILES: Final = (
     "image_tokens",
     "alignment",
     "reference",
+    "rollout_seconds",
+    "rollout_tokens_per_s",
+    "rollout_memory",
+    "rollout_apart",
     "objective",
     "deadline_hours",
     "tokens",
@@ -92,6 +96,7 @@ def _refuse_beside(named: Mapping[str, str | None], job: Mapping[str, Any]) -> N
         "grad_dtype": "fp32",
         "objective": arguments.OBJECTIVES[0],
         "mtp_layers": 0,
+        "rollout_apart": False,
     }
     options = {"kind": "--inference"}
     said = [name for name in FROM_FILES if job[name] != defaults.get(name)]

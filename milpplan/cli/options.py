@@ -252,8 +252,8 @@ AlignmentName = Annotated[
     str | None,
     typer.Option(
         "--alignment",
-        metavar="dpo",
-        help="Train on preferences; both sequences of a pair count in the batch.",
+        metavar="dpo|grpo",
+        help="Train on pairs, both of whose sequences count in the batch, or on rollouts.",
         rich_help_panel=JOB,
     ),
 ]
@@ -262,8 +262,44 @@ ReferenceName = Annotated[
     typer.Option(
         "--reference",
         metavar="frozen|none",
-        help="Reference model of --alignment: a frozen copy (LoRA: the base), or log-probabilities from before.",
+        help="Reference model of --alignment: a frozen copy (LoRA: the base), or none on the GPUs.",
         show_default="frozen",
+        rich_help_panel=JOB,
+    ),
+]
+RolloutSeconds = Annotated[
+    float | None,
+    typer.Option(
+        "--rollout-seconds",
+        metavar="S",
+        help="Time in which a step of --alignment grpo generates its sequences and moves weights to the engine.",
+        rich_help_panel=JOB,
+    ),
+]
+RolloutRate = Annotated[
+    float | None,
+    typer.Option(
+        "--rollout-tokens-per-s",
+        metavar="R",
+        help="In place of seconds: generated tokens of whole sequences, a second and GPU of the job.",
+        rich_help_panel=JOB,
+    ),
+]
+RolloutMemory = Annotated[
+    float | None,
+    typer.Option(
+        "--rollout-memory",
+        metavar="GIB",
+        help="Memory that the engine holds on a GPU while the policy trains.",
+        show_default="0: all is offloaded",
+        rich_help_panel=JOB,
+    ),
+]
+RolloutApart = Annotated[
+    bool,
+    typer.Option(
+        "--rollout-apart",
+        help="Other GPUs generate the next step's sequences meanwhile (one step off-policy).",
         rich_help_panel=JOB,
     ),
 ]

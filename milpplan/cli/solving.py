@@ -72,6 +72,10 @@ class SolveWords:
     image_tokens: int | None
     alignment: str | None
     reference: str | None
+    rollout_seconds: float | None
+    rollout_tokens_per_s: float | None
+    rollout_memory: float | None
+    rollout_apart: bool
     space: str
     schedule: str | None
     fix: list[str] | None
@@ -183,6 +187,10 @@ class SolveWords:
             "image_tokens": self.image_tokens,
             "alignment": self.alignment,
             "reference": self.reference,
+            "rollout_seconds": self.rollout_seconds,
+            "rollout_tokens_per_s": self.rollout_tokens_per_s,
+            "rollout_memory": self.rollout_memory,
+            "rollout_apart": self.rollout_apart,
             "ignore": self.ignore,
             "memory_margin": self.memory_margin,
         }

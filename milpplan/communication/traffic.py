@@ -103,7 +103,7 @@ _Key = tuple[Parallelism, Transport, Groups, float | None]
 def flows(problem: Problem, plan: Plan) -> list[Flow]:
     """Collect the messages of every virtual stage of a plan, without the transfers between stages."""
     columns = LayoutColumns.of([plan.layout])
-    kinds, forwards = problem.model.kinds, 1 + problem.job.reference_forwards
+    kinds, forwards = problem.model.kinds, 1 + problem.job.further_forwards
     layers = [layer_messages(problem, kind, columns) for kind in kinds]
     replays = [replayed_messages(problem, kind, columns) for kind in kinds]
     of_states = [
@@ -465,7 +465,7 @@ def _between_stages(wires: Wires, problem: Problem, plan: Plan, senders: list[_S
 
 def _transfers(wires: Wires, part: _SendingPart) -> None:
     """Send the transfers between the stages of a pipeline, in all its replicas."""
-    layout = part.run.plan.layout
+    layout, job = part.run.plan.layout, part.problem.job
     message = float(transfer_bytes(part.problem, LayoutColumns.of([layout]))[0])
     rank_of, stage = np.array(layout.stage_ranks), wires.groups[0]["stage"][:, 0]
     if part.run.node_type is not None:
@@ -481,9 +481,12 @@ def _transfers(wires: Wires, part: _SendingPart) -> None:
     for direction in range(1 if part.problem.inference else 2):
         ends = (receiver, sender) if direction else (sender, receiver)
         wiring = Wiring(wires.key(*ends).ravel(), ones, number, each)
-        wires.send("pp", wiring, step_bytes)
-        part.whole.hops[direction, moves] = message * wires.tiers(wiring)[hop.reshape(-1)]
-        _gathers(wires, part, rank_of[moves + (1 - direction)], part.whole.hops[direction], moves)
+        # Activations of further forwards, unless they are part of the message.
+        times = 1 if direction else (1 + job.further_forwards) // (1 + job.joined_forwards)
+        wires.send("pp", wiring, times * step_bytes)
+        part.whole.hops[direction, moves] = times * message * wires.tiers(wiring)[hop.reshape(-1)]
+        for _ in range(times):
+            _gathers(wires, part, rank_of[moves + (1 - direction)], part.whole.hops[direction], moves)
 
 
 def _gathers(wires: Wires, part: _SendingPart, receivers: IntArray, hops: FloatArray, moves: IntArray) -> None:

@@ -323,7 +323,7 @@ def transfer_bytes(problem: Problem, columns: LayoutColumns) -> FloatArray:
 
 def _whole_bytes(problem: Problem, shard: Shard) -> FloatArray:
     """Size the activation between two stages, in bytes [n]."""
-    return BF16_BYTES * shard.tokens * shard.hidden * (1 + problem.job.reference_forwards)
+    return BF16_BYTES * shard.tokens * shard.hidden * (1 + problem.job.joined_forwards)
 
 
 def gathered_bytes(problem: Problem, columns: LayoutColumns) -> FloatArray:

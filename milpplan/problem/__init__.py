@@ -96,6 +96,7 @@ if TYPE_CHECKING:
         NodeGroup,
         Problem,
         Range,
+        Rollout,
         Space,
     )
     from milpplan.problem.reading import nearest, parse_json, read_bytes, read_text, validated

@@ -18,6 +18,8 @@ MAX_SEQUENCE: Final = 16_777_216
 MAX_MARGIN: Final = 0.5
 MAX_LORA_RANK: Final = 4096
 MAX_MTP_LAYERS: Final = 8
+MAX_ROLLOUT_S: Final = 1e6
+MAX_HELD_BYTES: Final = 2**40
 
 Objective = Literal["step_time_per_token", "num_gpus", "gpu_hours"]
 
@@ -75,26 +77,48 @@ FrozenPart = Literal["embedding", "head", "vision"]
 FROZEN_PARTS: tuple[FrozenPart, ...] = ("embedding", "head", "vision")
 
 
-Method = Literal["dpo"]
-METHODS: tuple[Method, ...] = ("dpo",)
+Method = Literal["dpo", "grpo"]
+METHODS: tuple[Method, ...] = ("dpo", "grpo")
 Reference = Literal["frozen", "none"]
 REFERENCES: tuple[Reference, ...] = ("frozen", "none")
 
 
 class Alignment(Record):
-    """Training on preferences: work of a step beside forward and backward of the policy.
+    """Training on preferences or rewards: work of a step beside forward and backward of the policy.
 
     ``dpo``: every sample is a pair of sequences, chosen and rejected, which share a micro-batch. Source: Rafailov
     et al. 2023 (Direct Preference Optimization), equation 7.
+
+    ``grpo``: a step generates sequences (rollouts), runs a forward of the policy for its log-probabilities before
+    the update, and trains on them once. Source: Shao et al. 2024 (DeepSeekMath), section 4.1; verl
+    verl/trainer/ppo/ray_trainer.py (``_compute_old_log_prob``, ``_compute_ref_log_prob``).
     """
 
     method: Method
     reference: Reference = "frozen"
     """``frozen``: the model before training runs a forward of every micro-batch before the policy. It is a second
     copy of the weights in the policy's layout; beside LoRA it is the policy without its adapters and needs none.
-    ``none``: its log-probabilities were computed beforehand.
+    ``none``: its log-probabilities were computed beforehand (GRPO: there is no penalty for leaving it).
     Source: TRL trl/trainer/dpo_trainer.py (``ref_model``, ``precompute_ref_log_probs``); ms-swift
     swift/megatron/trainers/rlhf_mixin.py (``prepare_model``, ``null_ref_context``)."""
+
+
+class Rollout(Record):
+    """Generation of the sequences of a GRPO step. It is given, not modelled."""
+
+    seconds: Annotated[float, Field(ge=0, le=MAX_ROLLOUT_S)]
+    """Time of a step's generation, with rewards and the move of weights to the engine."""
+    held_bytes: Annotated[int, Field(ge=0, le=MAX_HELD_BYTES)] = 0
+    """Device memory that the engine holds while the policy trains; 0: all is offloaded, or it runs elsewhere."""
+    apart: bool = False
+    """True if other accelerators generate the next step's sequences meanwhile: a step then takes at least as
+    long as the generation, and the training of this job is planned alone."""
+
+    @model_validator(mode="after")
+    def _memory_is_here(self) -> Rollout:
+        if self.apart and self.held_bytes:
+            raise ValueError("held_bytes is memory of the training accelerators: leave it out, or apart")
+        return self
 
 
 class Job(Record):
@@ -130,7 +154,9 @@ class Job(Record):
     image_tokens: PositiveInt | None = None
     """Tokens of an image; None: those that the model fixes, else all ``vision_tokens`` are of one image."""
     alignment: Alignment | None = None
-    """Training on preferences; None: on the next token."""
+    """Training on preferences or rewards; None: on the next token."""
+    rollout: Rollout | None = None
+    """Generation of a GRPO step; None: outside the step."""
 
     @property
     def sequences_together(self) -> int:
@@ -143,6 +169,26 @@ class Job(Record):
         return int(self.alignment is not None and self.alignment.reference == "frozen")
 
     @property
+    def policy_forwards(self) -> int:
+        """Forwards of the policy before its update in every micro-batch."""
+        return int(self.alignment is not None and self.alignment.method == "grpo")
+
+    @property
+    def further_forwards(self) -> int:
+        """Forwards of every micro-batch beside that of training."""
+        return self.reference_forwards + self.policy_forwards
+
+    @property
+    def joined_forwards(self) -> int:
+        """Further forwards whose activations stages send together with those of training."""
+        return 0 if self.policy_forwards else self.reference_forwards
+
+    @property
+    def rollout_s(self) -> float:
+        """Seconds of a step's generation on the accelerators that train."""
+        return 0.0 if self.rollout is None or self.rollout.apart else self.rollout.seconds
+
+    @property
     def reference_copies(self) -> int:
         """Copies of all weights that a reference holds."""
         return self.reference_forwards if self.lora is None else 0
@@ -152,10 +198,12 @@ class Job(Record):
         """Words for training on preferences; empty for training on the next token."""
         if self.alignment is None:
             return ""
+        name = self.alignment.method.upper()
         if not self.reference_forwards:
-            return "DPO with log-probabilities of the reference computed beforehand"
+            before = "with log-probabilities of the reference computed beforehand"
+            return f"{name} {before if self.alignment.method == 'dpo' else 'without a reference'}"
         base = "a frozen reference" if self.lora is None else "the model without adapters as reference"
-        return f"DPO with {base}"
+        return f"{name} with {base}"
 
     @property
     def frozen_text(self) -> str:
@@ -192,6 +240,12 @@ class Job(Record):
             raise ValueError("objective=gpu_hours needs training_tokens")
         if self.deadline_s is not None and self.training_tokens is None:
             raise ValueError("deadline_s needs training_tokens, the tokens of the whole run")
+        return self
+
+    @model_validator(mode="after")
+    def _rollouts_belong_to_a_method(self) -> Job:
+        if self.rollout is not None and (self.alignment is None or self.alignment.method != "grpo"):
+            raise ValueError("rollout needs alignment grpo")
         return self
 
     @model_validator(mode="after")

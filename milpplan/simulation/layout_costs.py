@@ -464,13 +464,15 @@ def _exposed_fractions(problem: Problem) -> FloatArray:
 
 
 def _buffers(problem: Problem, part: LayoutColumns, parameters: list[LocalParameters]) -> FloatArray:
-    """Size the buffers that a GPU holds once for all its layers, in bytes [n]: a maximum over the kinds."""
+    """Size the buffers that a GPU holds once for all its layers, in bytes [n]: a maximum over the kinds, and the
+    memory of an engine that generates sequences."""
     needed = [
         states.unsharded_buffer_bytes(problem, part, local)
         + states.dummy_gradient_bytes(problem, kind, part, local)
         for kind, local in zip(problem.model.kinds, parameters, strict=True)
     ]
-    return np.asarray(np.max(needed, axis=0))
+    held = 0 if problem.job.rollout is None else problem.job.rollout.held_bytes
+    return np.asarray(np.max(needed, axis=0) + held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -553,7 +555,7 @@ def _sharding(
     zero = np.zeros((len(parameters), 2, len(ONCE), len(columns)))
     rows = np.flatnonzero(stage >= 2)
     again = np.where(stage[rows] == 3, gather[:, rows], 0.0)
-    forward = again * (1 + problem.job.reference_forwards)
+    forward = again * (1 + problem.job.further_forwards)
     replicas = placement.replicas(columns.take(rows))
     share = collectives.processor_fraction(problem.hardware, *replicas)
     split, none = columns.split_backward[rows], np.zeros_like(forward)
@@ -582,8 +584,10 @@ def crossing_transfer_ns(problem: Problem, columns: LayoutColumns) -> IntArray:
 
 
 def step_overhead_ns(problem: Problem) -> int:
-    """Return the framework's overhead of a step that nothing hides, a maximum over the node types."""
-    return int(_ns(np.array(max(hardware.software.step_overhead_s for hardware in problem.node_types))))
+    """Return the framework's overhead of a step that nothing hides, a maximum over the node types, and the time
+    of rollouts on the same GPUs."""
+    overheads = (hardware.software.step_overhead_s for hardware in problem.node_types)
+    return int(_ns(np.array(max(overheads) + problem.job.rollout_s)))
 
 
 def _barrier_ns(problem: Problem, columns: LayoutColumns, transfers: IntArray) -> IntArray:

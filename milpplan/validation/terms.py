@@ -385,8 +385,8 @@ TERMS: Final = (
     ),
     Term(
         "reference_forwards",
-        "forwards of a frozen reference",
-        lambda problem, plan: problem.job.reference_forwards > 0,
+        "forwards of a frozen reference or of the policy before its update",
+        lambda problem, plan: problem.job.further_forwards > 0,
         _reference,
     ),
     Term(

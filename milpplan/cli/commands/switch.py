@@ -55,8 +55,8 @@ def switch(
     rates = None if bandwidths is None else _rates(bandwidths)
     if out is not None:
         check_writable(out)
-    problem, before, after = _two_plans(source, target)
-    whats = WHATS[:1] if problem.inference else WHATS
+    problem, other, before, after = _two_plans(source, target)
+    whats = WHATS[:1] if problem.inference or other.inference else WHATS
     with within_range():
         links = Links.of(problem.hardware, before.layout.num_gpus)
         links = links if rates is None else Links(links.gpus_per_domain, *rates)
@@ -90,8 +90,10 @@ def _rates(text: str) -> tuple[float, float]:
     return inside, between
 
 
-def _two_plans(source: Path, target: Path) -> tuple[Problem, Plan, Plan]:
-    """Read both plans, with the problem of the first.
+def _two_plans(source: Path, target: Path) -> tuple[Problem, Problem, Plan, Plan]:
+    """Read both plans with their problems.
+
+    From training to inference, as before the rollouts of a GRPO step, only the policy's weights move.
 
     Raises:
         InvalidInputError: they are not of one model on one kind of hardware with gradients of one precision.
@@ -99,12 +101,13 @@ def _two_plans(source: Path, target: Path) -> tuple[Problem, Plan, Plan]:
     (problem, before), (other, after) = (read_plan(path) for path in (source, target))
     check_plan_of_file(problem, before)
     check_plan_of_file(other, after)
-    pairs = {
+    pairs: dict[str, tuple[object, object, str, str]] = {
         "model": (problem.model, other.model, problem.model.name, other.model.name),
         "hardware": (problem.hardware, other.hardware, problem.hardware.name, other.hardware.name),
-        "job.kind": (problem.job.kind, other.job.kind) * 2,
-        "job.grad_dtype": (problem.job.grad_dtype, other.job.grad_dtype) * 2,
     }
+    if problem.inference or not other.inference:
+        pairs["job.kind"] = (problem.job.kind, other.job.kind) * 2
+        pairs["job.grad_dtype"] = (problem.job.grad_dtype, other.job.grad_dtype) * 2
     for path, job in ((source, problem.job), (target, other.job)):
         if job.frozen_text:
             raise InvalidInputError(
@@ -112,7 +115,7 @@ def _two_plans(source: Path, target: Path) -> tuple[Problem, Plan, Plan]:
                 "Expected plans that train all weights: a switch moves the states of all weights.",
                 "Give plans of a job without --lora-rank and --freeze.",
             )
-        if job.reference_copies:
+        if job.reference_copies and not other.inference:
             raise InvalidInputError(
                 f"{path} has {job.alignment_text}.",
                 "Expected plans of one model: a switch moves the policy's states alone.",
@@ -137,4 +140,4 @@ def _two_plans(source: Path, target: Path) -> tuple[Problem, Plan, Plan]:
                 "Expected two plans for the same model on the same GPUs.",
                 "Give plans of one problem; a switch changes the layout only.",
             )
-    return problem, before, after
+    return problem, other, before, after

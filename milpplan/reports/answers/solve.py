@@ -27,7 +27,7 @@ from milpplan.reports.answers.step import (
 )
 from milpplan.reports.blocks import Block, Fact, Paragraph
 from milpplan.reports.documents.document import layouts_document, regret_sentence
-from milpplan.reports.words.plan_words import hybrid_text, images_text, mtp_text, scope_text
+from milpplan.reports.words.plan_words import hybrid_text, images_text, mtp_text, rollout_text, scope_text
 from milpplan.reports.words.result_words import (
     bar_range_text,
     break_even_table,
@@ -192,6 +192,8 @@ def _words(problem: Problem, plan: Plan) -> Iterator[str]:
         yield mtp
     if aligned := problem.job.alignment_text:
         yield aligned
+    if problem.job.rollout is not None:
+        yield rollout_text(problem.job.rollout)
 
 
 def _recomputed(plan: Plan, layers: int) -> str:

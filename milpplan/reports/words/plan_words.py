@@ -9,7 +9,7 @@ from typing import Final
 
 from milpplan.explain import Interval
 from milpplan.plugins import plugin_title
-from milpplan.problem import RANK_ORDERS, Layout, Plan, Problem, Schedule, Space
+from milpplan.problem import RANK_ORDERS, Layout, Plan, Problem, Rollout, Schedule, Space
 from milpplan.problem.hardware import OWN_COST_MODEL
 from milpplan.problem.problem import NOT_LISTS
 from milpplan.simulation import StepReport
@@ -125,6 +125,7 @@ def plan_sentences(problem: Problem, plan: Plan, report: StepReport) -> list[str
         *_nodes(problem, plan, report),
         *_recompute(problem, plan),
         *_mtp_layers(problem),
+        *([f"Each step has {rollout_text(problem.job.rollout)}."] if problem.job.rollout is not None else []),
         *_switches(plan.layout),
         _memory(report),
     ]
@@ -155,6 +156,15 @@ def mtp_text(problem: Problem) -> str:
         layers, size = counted(trained, "layer"), count_text(trained * mtp_parameters(problem.model))
         return f"with {layers} of multi-token prediction ({size} parameters) on the last stage"
     return "" if problem.inference or not published else "without multi-token prediction (--mtp-layers)"
+
+
+def rollout_text(rollout: Rollout) -> str:
+    """Say how long a step's generation takes, where, and how much memory it holds."""
+    time = seconds_text(rollout.seconds)
+    if rollout.apart:
+        return f"rollouts on other GPUs meanwhile: a step takes at least {time}"
+    held = f", {gib_text(rollout.held_bytes)} held while training" if rollout.held_bytes else ""
+    return f"rollouts of {time} before it on these GPUs (in the step as fixed overhead){held}"
 
 
 def _mtp_layers(problem: Problem) -> Iterator[str]:

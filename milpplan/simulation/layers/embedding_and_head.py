@@ -89,8 +89,8 @@ def embedding_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
 
 def _with_reference(problem: Problem, end: Endpoint) -> Endpoint:
     """Add the forward of a frozen reference, whose ends have no adapters."""
-    if problem.job.reference_forwards:
-        end.seconds[:, Phase.FORWARD] *= 1 + problem.job.reference_forwards
+    if problem.job.further_forwards:
+        end.seconds[:, Phase.FORWARD] *= 1 + problem.job.further_forwards
     return end
 
 

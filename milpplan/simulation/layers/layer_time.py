@@ -58,15 +58,19 @@ def layer_seconds(
         ``milpplan.simulation.layout_costs`` adds them. The forward includes that of a frozen reference.
     """
     seconds = replaced_seconds(problem, kind, columns, layer_tally(problem, kind, columns, core).seconds)
-    if problem.job.reference_forwards:
-        seconds[:, Phase.FORWARD] += reference_seconds(problem, kind, columns, core)
+    if problem.job.further_forwards:
+        seconds[:, Phase.FORWARD] += further_forward_s(problem, kind, columns, core)
     return seconds
 
 
-def reference_seconds(
+def further_forward_s(
     problem: Problem, kind: LayerRun, columns: LayoutColumns, core: CoreSeconds | None = None
 ) -> FloatArray:
-    """Time the forward of a layer of the frozen reference: without adapters, recomputed by nothing.
+    """Time the forwards of a layer beside that of training: of the frozen reference, and of the policy before
+    its update. The reference has no adapters, and no recomputation repeats them.
+
+    In a pipeline they run as phases of their own in GRPO, which takes as long if all stages take equal time, else
+    longer: a lower bound.
 
     Returns:
         Seconds [Part, num_layouts].
@@ -74,9 +78,16 @@ def reference_seconds(
     Source: ms-swift, swift/megatron/trainers/dpo_trainer.py (``forward_step``): in every micro-batch the stage
     runs the reference without gradients, then the policy, and sends on both outputs as one tensor.
     """
-    job = problem.job.model_copy(update={"alignment": None, "lora": None})
-    alone = layer_seconds(problem.model_copy(update={"job": job}), kind, columns, core)
-    return problem.job.reference_forwards * alone[:, Phase.FORWARD]
+    job = problem.job.model_copy(update={"alignment": None, "rollout": None})
+    counts = {job.lora: problem.job.policy_forwards}
+    counts[None] = counts.get(None, 0) + problem.job.reference_forwards
+    total = np.zeros((len(Part), len(columns)))
+    for lora, count in counts.items():
+        if not count:
+            continue
+        alone = problem.model_copy(update={"job": job.model_copy(update={"lora": lora})})
+        total += count * layer_seconds(alone, kind, columns, core)[:, Phase.FORWARD]
+    return total
 
 
 def layer_tally(

@@ -24,7 +24,7 @@ import numpy as np
 
 from milpplan.problem import LayerRun, Problem
 from milpplan.simulation import FloatArray, IntArray, LayoutColumns
-from milpplan.simulation.layers.layer_time import host_seconds, layer_tally, reference_seconds
+from milpplan.simulation.layers.layer_time import further_forward_s, host_seconds, layer_tally
 from milpplan.simulation.layers.terms import EXPOSED, ONCE, Part, Phase
 from milpplan.simulation.network import collectives, placement
 from milpplan.units import NS_PER_S
@@ -55,8 +55,8 @@ def paired_seconds(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> 
     forward = np.minimum(overlapped(Phase.FORWARD), alone[Phase.FORWARD])
     longest = np.maximum(alone[Phase.FORWARD], alone[Phase.BACKWARD])
     backward = np.maximum(overlapped(*WHOLE), longest - forward)
-    if problem.job.reference_forwards:
-        forward = forward + reference_seconds(problem, kind, columns)[EXPOSED].sum(axis=0)
+    if problem.job.further_forwards:
+        forward = forward + further_forward_s(problem, kind, columns)[EXPOSED].sum(axis=0)
     return np.stack([forward, np.minimum(backward, alone[Phase.BACKWARD] + alone[Phase.WEIGHT])])
 
 

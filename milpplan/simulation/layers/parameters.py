@@ -576,6 +576,6 @@ def mfu(problem: Problem, tokens_per_s: float, num_gpus: int) -> float:
         length = problem.job.sequence_length
         flops = flops / 3 - 2 * problem.model.vocab_size * problem.model.hidden_size * (length - 1) / length
     else:
-        flops += problem.job.reference_forwards * flops / 3 - _frozen_flops_per_token(problem)
+        flops += problem.job.further_forwards * flops / 3 - _frozen_flops_per_token(problem)
     flops += encoder_flops(problem) / problem.job.sequence_length
     return flops * tokens_per_s / peak

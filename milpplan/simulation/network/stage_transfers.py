@@ -18,8 +18,9 @@ def transfer_s(problem: Problem, columns: LayoutColumns) -> FloatArray:
     With sequence parallelism each tensor-parallel rank sends its own part, 2 u h / t bytes. Without, all ranks
     send the same 2 u h bytes. With ``pp_scatter_gather`` each rank sends a part, and the receiving stage gathers
     the parts: p2p(2 u h / t) + all_gather(2 u h). Source: Narayanan et al. 2021, section 4.1. Both hosts need
-    their time for a message: + 2 ``message_s``. The activation of a frozen reference is part of the message, and
-    so is its gradient, which is zero (``layer_time.reference_seconds``).
+    their time for a message: + 2 ``message_s``. In DPO the activation of a frozen reference is part of the
+    message, and so is its gradient, which is zero (``layer_time.further_forward_s``). Where further forwards are
+    phases of their own, the transfers that fill the pipeline for them are left out: a lower bound.
     """
     stages, usual = placement.pipeline(columns), columns.tp * columns.cp * columns.dp
     near = neighbours_share(problem.hardware, stages.size, stages.stride, usual)
@@ -51,7 +52,7 @@ def _sent_s(
     tp = columns.tp
     tokens = columns.micro_batch_size * problem.job.sequence_length / columns.cp
     gathered = columns.pp_scatter_gather & ~columns.sequence_parallel
-    message = BF16_BYTES * tokens * problem.model.hidden_size * (1 + problem.job.reference_forwards)
+    message = BF16_BYTES * tokens * problem.model.hidden_size * (1 + problem.job.joined_forwards)
     share = np.where(columns.sequence_parallel | gathered, tp, 1)
     seconds = collectives.p2p_s(hardware, message / share, placement.pipeline(columns).stride, inside, same_pod)
     if columns.any_of("pp_scatter_gather"):
