@@ -10,6 +10,6 @@ if TYPE_CHECKING:
     from milpplan.lengths.dispatch.batch_packing import Placed, place, place_around
     from milpplan.lengths.dispatch.dispatcher import Dispatch, Dispatcher
     from milpplan.lengths.dispatch.team_dispatch import TeamDispatcher
-    from milpplan.lengths.dispatch.turn_dispatch import PipelineBound, TurnDispatch, TurnDispatcher
+    from milpplan.lengths.dispatch.turn_dispatch import TurnDispatch, TurnDispatcher
 else:
     __getattr__ = lazy_exports(__name__, __file__)
