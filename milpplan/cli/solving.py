@@ -494,7 +494,7 @@ def _solve_lengths(words: SolveWords, asked: LengthOptions) -> ExitCode:
             "Expected lengths with a model, a cluster, formats, --fix, --gap, --time-limit and --backend.",
             "Leave the other options out.",
         )
-    limits = words.gap, words.time_limit, words.backend, words.workers
+    limits = words.gap, words.time_limit, words.backend
     described = words.model, words.hardware, words.job(), words.space, words.fix or []
     code = answer_lengths(*described, asked, limits, words.out, words.as_json)
     say("`milpplan solve --lengths` is now `milpplan solve-lengths`, with the same options.")

@@ -37,7 +37,6 @@ Source: FlexSP (2412.01523); PKU-DAIR/Hetu-Galvatron, branch flexsp, b466689, ga
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -47,6 +46,7 @@ import numpy as np
 from milpplan.errors import InfeasibleError, SolverError
 from milpplan.lengths.bounds import PipelineCuts
 from milpplan.lengths.cost_tables import replicas_ns
+from milpplan.lengths.deadline import NEVER, Deadline
 from milpplan.lengths.records import BaselineStep
 from milpplan.lengths.strategy_tables import Packed, StrategyTables
 from milpplan.lengths.switches import NEVER_NS, Switches
@@ -85,11 +85,11 @@ class _Family:
 
 def flexsp_step(pool: StrategyTables, time_limit_s: float, backend: str) -> BaselineStep:
     """Return the shortest step of the rule found in the time, or the reason why there is none."""
-    deadline = time.perf_counter() + time_limit_s
+    deadline = Deadline.after(time_limit_s)
     best: BaselineStep | None = None
     for family in _families(pool):
         for num_rounds in _numbers(pool, family):
-            if best is not None and time.perf_counter() > deadline:
+            if best is not None and deadline.passed:
                 return best
             best = _shorter(pool, family, num_rounds, best, (backend, min(_ROUND_S, time_limit_s)))
     if best is None:
@@ -316,13 +316,13 @@ def bucketing_step(pool: StrategyTables) -> BaselineStep:
 
 
 def bucketed_step(
-    pool: StrategyTables, below_ns: float = float("inf"), deadline: float = float("inf")
+    pool: StrategyTables, below_ns: float = float("inf"), deadline: Deadline = NEVER
 ) -> tuple[int, Packed] | None:
     """Return the member with the shortest step of *bucketing* below ``below_ns``, and its packing; None if none
-    was found before the ``deadline`` (of ``perf_counter``)."""
+    was found before the ``deadline``."""
     best: tuple[int, Packed] | None = None
     for member in sorted(range(len(pool.members)), key=lambda key: pool.step_bound_ns(key, shared_memory=False)):
-        if pool.step_bound_ns(member, shared_memory=False) >= below_ns or time.perf_counter() > deadline:
+        if pool.step_bound_ns(member, shared_memory=False) >= below_ns or deadline.passed:
             break
         quanta = pool.max_quanta(member, shared_memory=False)
         if quanta * pool.load.token_quantum < pool.load.lengths[-1]:

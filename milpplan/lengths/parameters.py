@@ -11,38 +11,24 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class SearchParameters:
-    """Parameters of ``solve_lengths``: solve, single strategies, worker process, sets in turn, heterogeneous
-    replicas, master."""
+    """Parameters of ``solve_lengths``: solve, single strategies, sets in turn, heterogeneous replicas, master."""
 
     singles_share: float = 0.3
-    """Share of the time limit for single strategies if other searches follow."""
+    """Share of the time that is left for single strategies if other searches follow."""
     singles_alone_share: float = 0.65
-    """Share of the time limit for single strategies if none follow."""
-    last_share: float = 0.25
-    """Share of the time limit that is kept for single strategies at the end."""
+    """Share of the time that is left for single strategies if none follow."""
+    turns_share: float = 0.65
+    """Share of the time that is left for sets in turn, before the part with the lowest bound goes on."""
     teams_share: float = 0.1
-    """Share of the time limit for degrees side by side."""
+    """Share of the time that is left for degrees side by side."""
     heterogeneous_share: float = 0.5
-    """Share of the time limit for heterogeneous replicas."""
+    """Share of the time that is left for heterogeneous replicas."""
     later_visits: int = 4
     """Factor on the visits of a later search of degrees side by side if that part has the lowest bound."""
-    resume_s: float = 1.0
-    """Seconds of a later search of the part with the lowest bound."""
-    pack_share: float = 0.2
-    """Share of the time limit for packing pipelines before the sets while a second process proves: a short step
-    prunes many sets."""
+    resume_s: float = 2.0
+    """Seconds of a slice of the part with the lowest bound."""
     baselines_share: float = 1 / 3
     """Extra time for the programs of other planners' rules, as a share of the time limit."""
-    first_singles_s: float = 2.0
-    """Seconds for pipelines here while the second process works on them, too."""
-    process_limit_s: float = 5.0
-    """Shortest time limit with a second process, seconds."""
-    wait_s: float = 0.05
-    """Seconds of sleep if this process has nothing to do."""
-    pause_s: float = 0.5
-    """Seconds after which the search alternates between sets and single strategies."""
-    pause_ratio: float = 1.0005
-    """Ratio of the bounds of sets and single strategies at which the search alternates."""
     far_start: float = 0.06
     """Starts that are longer than the shortest by more than this share get no effort."""
     far_improved_start: float = 0.01
@@ -53,32 +39,18 @@ class SearchParameters:
     """Relative excess over the best step from which a strategy of one stage is not improved."""
     hopeless_pipeline_excess: float = 0.04
     """Relative excess over the best step from which a pipeline is not improved."""
-    max_effort_ratio: float = 3.0
-    """Maximum ratio of the time of maximum effort to the time of more effort."""
     first_packing_s: float = 1.0
     """Seconds of a first packing."""
     shapes_s: float = 1.0
     """Seconds of starts from load shapes, as programs of deep pipelines are slow."""
     configuration_rise: float = 0.02
     """Relative rise of the bound that one call of the configuration bound aims at."""
-    num_pipeline_steps: int = 7
-    """Number of steps for a pipeline: bounds that alternate with packings."""
     num_packed_early: int = 3
     """Number of pipelines that are packed early."""
     configuration_s: float = 0.5
     """Seconds per call of the configuration bound."""
     feasibility_s: float = 4.0
     """Seconds per call of a replica's integer program."""
-    parallel_slice_s: float = 1.0
-    """Seconds per slice while a worker process proves in parallel."""
-    worker_slice_s: float = 1.5
-    """Seconds of a slice of the worker process."""
-    slices_ahead: int = 7
-    """Number of slices requested at once, which bridge the searches that do not poll."""
-    first_slices: int = 2
-    """Number of first slices, in which this process packs the pipelines."""
-    few_slices: int = 2
-    """Number of slices requested at once if this process polls often."""
     screening_share: float = 0.35
     """Share of the remaining time for screening all sets."""
     refinement_share: float = 0.5
@@ -140,7 +112,7 @@ class SearchParameters:
     hopeless_heterogeneous_excess: float = 0.02
     """Relative excess over the best step from which more effort is hopeless."""
     packing_ratio: float = 0.5
-    """Ratio of the time of packings to that of proofs, while proofs make progress."""
+    """Number of packings for each proof, while proofs make progress."""
     max_program_s: float = 10.0
     """Maximum seconds of a program."""
     master_rounds: int = 80

@@ -10,7 +10,7 @@ micro-batches rises, falls, or falls after the smallest few (as many as there ar
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
@@ -39,6 +39,7 @@ from milpplan.lengths.cost_tables import (
     tables_of,
     typical_pipeline,
 )
+from milpplan.lengths.deadline import NEVER, Deadline
 from milpplan.lengths.records import LengthGroup, MicroBatches
 from milpplan.lengths.single.packing_local_search import Timer, improved
 from milpplan.lengths.tabled import (
@@ -203,8 +204,6 @@ class StrategyTables:
     work_bound_cache: dict[WorkBoundKey, PipelineWorkBound] = field(default_factory=dict)
     fine_work_bounds: dict[int, PipelineWorkBound] = field(default_factory=dict)
     """Refined bounds with shared memory, by member."""
-    adopted_work_bounds: dict[int, PipelineWorkBound] = field(default_factory=dict)
-    """Bounds from the worker process or from other strategies, by member."""
     latency_cache: dict[tuple[int, int], float] = field(default_factory=dict)
     """Latency of the longest sequence in ns, by member and capacity."""
     longest_bounds_cache: dict[tuple[int, int], LinearBounds] = field(default_factory=dict)
@@ -345,28 +344,12 @@ class StrategyTables:
 
     def best_own_memory_bound(self, member: int) -> PipelineWorkBound:
         """Return the strongest bound known of a pipeline that has the memory to itself."""
-        strongest = self.adopted_work_bounds.get(member, self.work_bound_cache.get((member, False, True)))
+        strongest = self.work_bound_cache.get((member, False, True))
         return self.work_bound(member, shared_memory=False) if strongest is None else strongest
 
     def has_own_memory_bound(self, member: int) -> bool:
         """Return whether a work bound is known of a pipeline that has the memory to itself."""
-        return member in self.adopted_work_bounds or any(
-            (member, False, exact) in self.work_bound_cache for exact in (False, True)
-        )
-
-    def adopt_bound(self, member: int, bound: PipelineWorkBound) -> None:
-        """Adopt a stronger bound that was derived elsewhere.
-
-        It was built from other stage tables, so it must not be refined further here.
-        """
-        if bound.workload_bound_ns > self.best_own_memory_bound(member).workload_bound_ns:
-            self.adopted_work_bounds[member] = bound
-
-    def merge_bounds(self, bounds: Mapping[WorkBoundKey, PipelineWorkBound]) -> None:
-        """Merge work bounds that another process computed."""
-        for key, bound in bounds.items():
-            if key not in self.work_bound_cache or (bound.classes and not self.work_bound_cache[key].classes):
-                self.work_bound_cache[key] = bound
+        return any((member, False, exact) in self.work_bound_cache for exact in (False, True))
 
     def micro_batch_pricing(self, member: int, *, shared_memory: bool = False) -> MicroBatchPricing:
         """Return the pricing problem of the pipeline's micro-batches."""
@@ -377,11 +360,6 @@ class StrategyTables:
     def store_bound(self, member: int, bound: PipelineWorkBound) -> None:
         """Store a stronger own-memory bound of a pipeline."""
         self.work_bound_cache[member, False, True] = bound
-        if (
-            member in self.adopted_work_bounds
-            and self.adopted_work_bounds[member].workload_bound_ns <= bound.workload_bound_ns
-        ):
-            del self.adopted_work_bounds[member]
 
     def work_bound_by_longest(self, member: int) -> PipelineWorkBound:
         """Return ``fine_work_bound`` with groups divided by whether they hold the longest sequence of all."""
@@ -441,7 +419,7 @@ class StrategyTables:
         member: int,
         counts: IntArray,
         max_quanta: int,
-        deadline: float = float("inf"),
+        deadline: Deadline = NEVER,
         num_replicas: int | None = None,
     ) -> Packed | None:
         """Pack ``counts`` [n] sequences on the strategy's replicas, at exact times.
@@ -450,7 +428,7 @@ class StrategyTables:
             member: index of the strategy.
             counts: sequences of every length, [n].
             max_quanta: capacity of a micro-batch in quanta.
-            deadline: of ``perf_counter``; later the first packing found is returned, slightly improved.
+            deadline: after it the first packing found is returned, slightly improved.
             num_replicas: number of replicas; None: all of the strategy.
 
         Returns:
@@ -475,17 +453,32 @@ class StrategyTables:
             return None
         return self._improved(member, self._whole(chosen, packing.replicas), max_quanta, Effort.LITTLE)
 
-    def polish(self, member: int, packed: Packed, max_quanta: int, effort: Effort = Effort.MORE) -> Packed:
-        """Improve a packing by local search with some effort; return the shorter one."""
+    def polish(
+        self,
+        member: int,
+        packed: Packed,
+        max_quanta: int,
+        effort: Effort = Effort.MORE,
+        deadline: Deadline = NEVER,
+    ) -> Packed:
+        """Improve a packing by local search with some effort, until the ``deadline``; return the shorter one."""
         if self.load.rules.padded:
             return packed
-        improved_packing = self._improved(member, packed.replicas, max_quanta, effort)
+        improved_packing = self._improved(member, packed.replicas, max_quanta, effort, deadline)
         return min(packed, improved_packing, key=_time_ns)
 
-    def _improved(self, member: int, replicas: tuple[IntArray, ...], max_quanta: int, effort: Effort) -> Packed:
+    def _improved(
+        self,
+        member: int,
+        replicas: tuple[IntArray, ...],
+        max_quanta: int,
+        effort: Effort,
+        deadline: Deadline = NEVER,
+    ) -> Packed:
         """Run the local search on the exact times of some replicas."""
         timer = Timer.of(self.tables[member], max_quanta)
-        return self.time_packing(member, tuple(improved(timer, list(replicas), effort)), max_quanta)
+        packing = improved(timer, list(replicas), effort, deadline=deadline)
+        return self.time_packing(member, tuple(packing), max_quanta)
 
     def _whole(self, chosen: IntArray, replicas: tuple[IntArray, ...]) -> tuple[IntArray, ...]:
         """Expand replicas over the ``chosen`` lengths to replicas over all lengths."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 
 from milpplan import Job, Problem, Space, load_hardware, load_model, solve_lengths
 from milpplan.lengths import Step, Switches, workload_of
+from milpplan.lengths.deadline import Deadline
 from milpplan.lengths.turns import Orders, TurnSearch
 from tests.lengths.all_turns import AllTurns
 from tests.lengths.cases import GRAIN, pool_of
@@ -61,7 +61,7 @@ def test_a_pipeline_in_turn_is_found_and_its_bound_holds(
     pairs = [(a, b) for place, a in enumerate(members) for b in members[place + 1 :]]
     singles = [turns.single_ns(one) for one in range(len(found.members))]
     best_ns = min([*singles, *(turns.pair_ns(pair, switches) for pair in pairs)])
-    result = solve_lengths(problem, steps, GRAIN, 2, 5e-3, 20.0, workers=1, side_by_side=False)
+    result = solve_lengths(problem, steps, GRAIN, 2, 5e-3, 20.0, side_by_side=False)
     assert result.lower_bound_s * 1e9 <= best_ns + 1.0
     assert best_ns <= result.step_time_s * 1e9 + 1.0
     assert result.step_time_s * 1e9 <= best_ns * 1.01
@@ -90,7 +90,7 @@ def test_no_way_to_know_more_of_a_set_says_too_much(
     turns = AllTurns(found)
     target_ns = 3 * min(turns.single_ns(one) for one in range(len(found.members)))
     search = TurnSearch(found, Step(0, (0,), {}, target_ns), 0.0)
-    search.deadline = time.perf_counter() + 60.0
+    search.deadline = Deadline.after(60.0)
     search.switches.price(search.members)
     kept, checked = search.screen(2).sets, 0
     piped = [one for one in kept if any(found.num_stages(search.members[place]) > 1 for place in one.strategies)]
@@ -123,7 +123,7 @@ def test_what_the_longest_adds_is_for_groups_that_hold_it(lengths: list[int]) ->
         found.work_bound_with_longest(member, float("inf"))
     target_ns = 5 * min(turns.single_ns(one) for one in range(len(found.members)))
     search = TurnSearch(found, Step(0, (0,), {}, target_ns), 0.0)
-    search.deadline = time.perf_counter() + 60.0
+    search.deadline = Deadline.after(60.0)
     search.switches.price(search.members)
     kept = search.screen(2).sets
     assert len(kept) == 3

@@ -10,7 +10,6 @@ import pytest
 from milpplan import Job, Problem, load_hardware, load_model, solve_lengths, workload_of
 from milpplan.lengths import Load, StrategyTables, cutoff_ns
 from milpplan.lengths.bounds import FREE, HOLDS, NOTHING, WITHOUT, ClassAssignments, PinnedItem, fewest_bins
-from milpplan.lengths.single import Incumbents
 from tests.amounts import first
 from tests.lengths.cases import GRAIN, deep_pool
 
@@ -65,16 +64,6 @@ def test_chains_of_which_nothing_is_known_of_a_class() -> None:
     found = dict(zip(map(tuple, chains.numbers.tolist()), beyond.tolist(), strict=True))
     assert found == {(0, 2): 1.0, (1, 1): -np.inf}
     assert fewest_bins(np.array([1.0, 2.0]), np.inf) == 1
-
-
-def test_a_step_of_plain_buckets_is_packed_before_it_is_improved() -> None:
-    """What was never packed by itself has no starts: it is packed first, then these are tried."""
-    pool = deep_pool()
-    member = next(one for one in range(len(pool.members)) if pool.num_stages(one) > 1)
-    packings = Incumbents(pool)
-    assert packings.restart(member)
-    assert member in packings.packed
-    assert packings.restart(member)
 
 
 def test_a_gap_is_reached_where_it_says_so() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import cache
 from itertools import permutations
 
@@ -28,6 +27,7 @@ from milpplan.lengths.bounds import (
     with_larger,
     worths,
 )
+from milpplan.lengths.deadline import Deadline
 from tests.amounts import first
 from tests.lengths.cases import GRAIN, deep_pool, pool, random_micro_batches
 
@@ -262,7 +262,7 @@ def test_pipelines_are_bounded_higher_and_no_packing_is_below(turn: int) -> None
     assert packed is not None
     search = ConfigurationBound(loads, found.micro_batch_pricing(member))
     for share in (0.9, 0.97, 0.99):
-        search.run(share * packed.time_ns, time.perf_counter() + 1.0)
+        search.run(share * packed.time_ns, Deadline.after(1.0))
         assert loads.workload_bound_ns * (1 - 1e-9) <= search.loads.workload_bound_ns <= packed.time_ns
 
 
@@ -280,8 +280,8 @@ def test_parts_of_a_workload_are_bounded_by_what_sequences_are_worth() -> None:
         packed = found.pack(member, found.load.counts, most)
         assert packed is not None
         search = ConfigurationBound(loads, contents_of(member))
-        search.run(0.97 * packed.time_ns, time.perf_counter() + 4.0)
-        search.run(packed.time_ns, time.perf_counter() + 4.0)
+        search.run(0.97 * packed.time_ns, Deadline.after(4.0))
+        search.run(packed.time_ns, Deadline.after(4.0))
         told += len(search.with_large) > 0 and not np.array_equal(search.duals.sequence_loads, loads.stages.last)
         known = search.loads
         plain, (group,) = search.bound, known.classes
@@ -319,7 +319,7 @@ def test_what_is_proved_holds_for_those_that_recompute_more() -> None:
         lines = found.work_bound(other, shared_memory=False)
         loads = found.work_bound(one, shared_memory=False).with_longest(float("inf"))
         filled = ConfigurationBound(loads, contents_of(one))
-        filled.run(loads.workload_bound_ns * 1.03, time.perf_counter() + 1.0)
+        filled.run(loads.workload_bound_ns * 1.03, Deadline.after(1.0))
         items = found.micro_batch_pricing(other).items
         larger = around_larger(lines, items, grains, lines.total_load, 2.0 * lines.workload_bound_ns)
         told = with_larger(filled.loads, lines, larger.boxes)
@@ -348,7 +348,7 @@ def test_whole_sequences_raise_what_is_proved_of_pipelines() -> None:
         packed = found.pack(member, found.load.counts, found.max_quanta(member, shared_memory=False))
         assert packed is not None
         search = ConfigurationBound(loads, contents_of(member))
-        search.run(packed.time_ns, time.perf_counter() + 1.0)
+        search.run(packed.time_ns, Deadline.after(1.0))
         gained = max(gained, search.loads.workload_bound_ns / loads.workload_bound_ns - 1.0)
         if gained > 0.001:
             break

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 
 from milpplan.lengths import Step, StrategyTables, replicas_ns
 from milpplan.lengths.bounds import exclusive_bounds, exclusive_pipeline_bounds, longest, max_exclusive
+from milpplan.lengths.deadline import Deadline
 from milpplan.lengths.turns import TurnSearch, branched
 from tests.amounts import long_but
 from tests.lengths.cases import pool_of, random_packings, workload
@@ -70,7 +69,7 @@ def test_sets_know_who_holds_the_longest() -> None:
     found = pool_of(small_problem(memory_gib=40), workload(long=3, short=14, longest=60_000))
     random = np.random.default_rng(5)
     search = TurnSearch(found, Step(0, (0,), {}, 10**15), 0.0)
-    search.deadline = time.perf_counter() + 60.0
+    search.deadline = Deadline.after(60.0)
     names = [one.candidate.name for one in found.members]
     search.members = [names.index(name) for name in ("dp4", "dp2 tp2", "cp2 pp2")]
     checked, raised = 0, 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from itertools import product
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 
 from milpplan.lengths import Step, StrategyTables, replicas_ns
 from milpplan.lengths.bounds import ExclusiveProgram, Items, KnapsackDP, PinnedItem, exclusive_pipeline_bounds
+from milpplan.lengths.deadline import Deadline
 from milpplan.lengths.turns import TurnSearch
 from tests.lengths.cases import pool, pool_of, random_micro_batches, random_packings, workload
 from tests.small import small_model, small_problem
@@ -113,7 +113,7 @@ def test_no_packing_of_what_is_held_is_below_the_programs(stages: int, near: flo
         known, more = _program(found, member, first, share), _program(found, member, first - 9, share)
         cheap, before_ns = known.bounds, known.bound_ns
         for program in (known, more):
-            program.run(float("inf"), time.perf_counter() + 1.0)
+            program.run(float("inf"), Deadline.after(1.0))
         assert known.bound_ns > before_ns
         for turn in range(7):
             held = whole if turn < 4 else whole + random.integers(0, counts - whole + 1)
@@ -145,7 +145,7 @@ def test_sets_know_programs_of_what_is_there_for_sure() -> None:
     found = pool_of(problem, workload(long=5, short=100, longest=40_000))
     random = np.random.default_rng(5)
     search = TurnSearch(found, Step(0, (0,), {}, 10**15), 0.0)
-    search.deadline = time.perf_counter() + 60.0
+    search.deadline = Deadline.after(60.0)
     names = [one.candidate.name for one in found.members]
     search.members = [
         names.index(one) for one in ("cp2 pp2 selective", "pp4 full", "tp2 pp2 selective", "tp2 cp2")
@@ -164,7 +164,7 @@ def test_sets_know_programs_of_what_is_there_for_sure() -> None:
         search._price(left)
         search._narrow(left)
         before_ns = left.bound_ns
-        assert search.bounds.prove_exclusive(left, 1e15, time.perf_counter() + 5.0)
+        assert search.bounds.prove_exclusive(left, 1e15, Deadline.after(5.0))
         search._narrow(left)
         raised += left.bound_ns > 1.002 * before_ns
         place = forced.index(True)

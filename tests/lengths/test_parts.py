@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ import pytest
 
 from milpplan.lengths import Step, StrategyTables
 from milpplan.lengths.bounds import ConfigurationBound
+from milpplan.lengths.deadline import Deadline
 from milpplan.lengths.single import SingleStrategySearch
 from milpplan.lengths.turns import TurnSearch
 from milpplan.lengths.turns.lagrangian_mixtures import _NARROW, IntervalBounds, Kind
@@ -20,12 +20,12 @@ from tests.lengths.cases import deep_pool, pool
 def test_a_set_says_which_intervals_its_bound_rests_on() -> None:
     """Of its pipelines, narrow ones, and no step of it is shorter."""
     found = pool()
-    statics = SingleStrategySearch(found, 0.01, "highs", time.perf_counter() + 5.0)
+    statics = SingleStrategySearch(found, 0.01, "highs")
     assert statics.best is not None
     # Longer than it is, so that sets are open.
     beaten = replace(statics.best, time_ns=2 * statics.best.time_ns)
     search, looked_at = TurnSearch(found, beaten, 0.0), 0
-    search.deadline = time.perf_counter() + 60.0
+    search.deadline = Deadline.after(60.0)
     for number, one in enumerate(search.screen(2).sets):
         if looked_at == 3 or not any(found.num_stages(search.members[place]) > 1 for place in one.strategies):
             continue
@@ -52,7 +52,7 @@ def test_sets_know_what_is_known_of_their_strategies_alone() -> None:
     random = np.random.default_rng(11)
     # A step that everything is shorter than closes nothing.
     search, rose, checked = TurnSearch(found, Step(0, (0,), {}, 10**15), 0.0), 0, 0
-    search.deadline = time.perf_counter() + 60.0
+    search.deadline = Deadline.after(60.0)
     chosen = [member for member in search.members if 1 < found.num_stages(member) < 8][:3]
     search.members = [*chosen, *(member for member in search.members if found.num_stages(member) == 1)][:5]
     sets = [search.node(one, number) for number, one in enumerate(search.screen(2).sets)]
@@ -65,7 +65,7 @@ def test_sets_know_what_is_known_of_their_strategies_alone() -> None:
         if np.isfinite(found.latency_bound_ns(member, shared_memory=False)):
             loads = found.work_bound_with_longest(member, np.inf)
             filled = ConfigurationBound(loads, found.micro_batch_pricing(member))
-            filled.run(loads.workload_bound_ns * 1.02, time.perf_counter() + 0.7)
+            filled.run(loads.workload_bound_ns * 1.02, Deadline.after(0.7))
             found.store_bound(member, filled.loads)
     for left, before_ns in zip(sets, before, strict=True):
         if search._has_stronger_bounds(left):
@@ -89,7 +89,7 @@ def test_sets_know_what_is_known_of_their_strategies_alone() -> None:
 def test_intervals_have_their_ends(found: Callable[[], StrategyTables]) -> None:
     """Also the first time that a pipeline is asked for that has as much memory alone as beside others: what is
     learned of it beside others is known of it alone then."""
-    known = replace(found(), work_bound_cache={}, fine_work_bounds={}, adopted_work_bounds={})
+    known = replace(found(), work_bound_cache={}, fine_work_bounds={})
     pipelines = [m for m, one in enumerate(known.members) if one.shared_memory_quanta and known.num_stages(m) > 1]
     same = [m for m in pipelines if known.members[m].shared_memory_quanta == known.members[m].own_memory_quanta]
     members = [*same[:4], *pipelines[:2]]

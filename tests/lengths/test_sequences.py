@@ -122,7 +122,7 @@ def test_beside_windows_times_do_not_hang_on_other_lengths_and_tables_stay_below
 def test_a_step_beside_windows_is_proved() -> None:
     """Its bound, whichever way it comes from, is not above it, and the dispatcher agrees."""
     problem, steps = windowed(), workload()
-    result = solve_lengths(problem, steps, GRAIN, 2, 0.02, 10.0, "highs", side_by_side=False, workers=1)
+    result = solve_lengths(problem, steps, GRAIN, 2, 0.02, 10.0, "highs", side_by_side=False)
     assert result.lower_bound_s <= result.step_time_s
     assert result.status == "optimal"
     batch = TurnDispatcher(problem, result).dispatch(np.repeat(steps.lengths, steps.counts))

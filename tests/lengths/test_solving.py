@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import pkgutil
-import time
 from collections import Counter
 from functools import cache
 from itertools import pairwise
@@ -16,6 +15,7 @@ import pytest
 from milpplan import solve_lengths
 from milpplan.errors import InfeasibleError, InvalidInputError
 from milpplan.lengths import MAX_SEQUENCES, LengthsResult, Step, Workload, workload_of
+from milpplan.lengths.deadline import Deadline
 from milpplan.lengths.turns import TurnSearch
 from tests.lengths.cases import GRAIN, pool, workload
 from tests.small import small_problem
@@ -214,7 +214,7 @@ def test_no_set_is_shorter_than_what_is_known_of_it() -> None:
     found, random = pool(), np.random.default_rng(9)
     # A step that everything is shorter than closes nothing.
     search = TurnSearch(found, Step(0, (0,), {}, 10**15), 0.0)
-    search.deadline = time.perf_counter() + 60.0
+    search.deadline = Deadline.after(60.0)
     pipelines = [member for member in search.members if found.num_stages(member) == 2]
     others = [member for member in search.members if found.num_stages(member) == 1]
     search.members = [*random.choice(pipelines, 3, replace=False).tolist(), *random.choice(others, 3).tolist()]

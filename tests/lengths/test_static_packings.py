@@ -58,26 +58,6 @@ def test_every_start_is_improved_once_and_the_shortest_packing_stays() -> None:
     assert exact_ns(member, known.packed[member]) == known.packed[member].time_ns
 
 
-def test_what_was_packed_elsewhere_has_starts_here() -> None:
-    """A step that is told counts as packed with more care, and its pipeline may begin anew; one stage has no other
-    start."""
-    there, here, member = Incumbents(pool()), Incumbents(pool()), pipelined()
-    there.pack(member)
-    step = there.step(member)
-    here.take(step, 2.5)
-    assert here.best is step
-    assert here.pack_time_s == 2.5
-    assert not here.is_rough(member)
-    other = Incumbents(pool())
-    other.take(step, 2.5, rough=True)
-    assert other.is_rough(member)
-    assert here.restart(member)
-    assert here.best.time_ns <= step.time_ns
-    single = next(one for one in range(len(pool().members)) if pool().num_stages(one) == 1)
-    here.pack(single)
-    assert not here.restart(single)
-
-
 @pytest.mark.long
 def test_long_sequences_share_replicas_where_that_is_shorter() -> None:
     """Five sequences of 8K on eight replicas: on three of these the step is more than 1 % shorter than on five and

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from functools import cache
 
 import numpy as np
 import pytest
 
+from milpplan.lengths.deadline import NEVER
 from milpplan.lengths.side_by_side import Family, Turn, families, simulate_turns, turn_times_ns
 from milpplan.lengths.side_by_side.team_search import Batch, Degree, improved
 from tests.lengths.all_steps import FLAT, random_turns
@@ -66,9 +66,9 @@ def test_steps_become_shorter_and_stay_whole() -> None:
         key=lambda turn: -found.pool.members[turn.member].candidate.layout.cp,
     )
     before = simulate_turns(found, turns)
-    after = simulate_turns(found, improved(found, turns, 1500, 0.0, math.inf))
+    after = simulate_turns(found, improved(found, turns, 1500, 0.0, NEVER))
     assert after.time_ns < 0.85 * before.time_ns
-    again = simulate_turns(found, improved(found, turns, 1500, 0.0, math.inf))
+    again = simulate_turns(found, improved(found, turns, 1500, 0.0, NEVER))
     assert again.time_ns == after.time_ns
-    same = simulate_turns(found, improved(found, turns, 1500, before.time_ns, math.inf))
+    same = simulate_turns(found, improved(found, turns, 1500, before.time_ns, NEVER))
     assert after.time_ns < same.time_ns <= before.time_ns

@@ -13,6 +13,7 @@ import pytest
 from milpplan.lengths import StrategyTables, micro_batch_times, replicas_ns, workload_of
 from milpplan.lengths.bounds import master
 from milpplan.lengths.bounds.master import Contents, single_strategy_bound_ns
+from milpplan.lengths.deadline import NEVER
 from milpplan.lengths.side_by_side import Family, families, priced, shared_work, simulate_turns
 from milpplan.lengths.side_by_side.team_quick import Packer
 from milpplan.lengths.side_by_side.team_search import Effort, TeamSearch, dealt, improve_turns
@@ -99,7 +100,7 @@ def test_what_prices_prove_is_between_the_linear_bound_and_all_steps() -> None:
     assert shared.bound_ns < proved.bound_ns
     assert (proved.shares @ proved.rows >= found.pool.load.counts * (1 - 1e-9)).all()
     packer = Packer(found, shared)
-    step = improve_turns(packer, dealt(packer, proved, math.inf), Effort(0, 1000, 10), 0.0, math.inf)
+    step = improve_turns(packer, dealt(packer, proved, math.inf), Effort(0, 1000, 10), 0.0, NEVER)
     below = priced(found, shared, step.time_ns, math.inf)
     assert proved.bound_ns * (1 - 1e-3) <= below.bound_ns <= step.time_ns
     for _ in range(3):

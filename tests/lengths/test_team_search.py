@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 
+from milpplan.lengths.deadline import NEVER
 from milpplan.lengths.side_by_side import (
     Family,
     Priced,
@@ -80,11 +81,11 @@ def test_dealing_out_anew_never_loses_and_gains_from_a_bad_start() -> None:
         Turn(widest, 0, np.repeat(np.eye(len(shared.prices.T), dtype=np.int64), family.pool.load.counts, axis=0))
     ]
     bad = simulate_turns(family, turns)
-    steps = [improve_turns(packer, turns, Effort(0, 200, again), 0.0, math.inf) for again in (0, 15, 15)]
+    steps = [improve_turns(packer, turns, Effort(0, 200, again), 0.0, NEVER) for again in (0, 15, 15)]
     assert steps[1].time_ns == steps[2].time_ns <= steps[0].time_ns < bad.time_ns
-    best = shortest(packer, Effort(24, 500, 20), 0.0, math.inf)
+    best = shortest(packer, Effort(24, 500, 20), 0.0, NEVER)
     assert steps[1].time_ns <= 1.05 * best.time_ns
-    same = improve_turns(packer, list(steps[1].turns), Effort(0, 200, 15), steps[1].time_ns + 10, math.inf)
+    same = improve_turns(packer, list(steps[1].turns), Effort(0, 200, 15), steps[1].time_ns + 10, NEVER)
     assert same.time_ns == steps[1].time_ns
 
 

@@ -128,7 +128,7 @@ def test_the_plan_is_a_document_that_dispatches(pp: int, tmp_path: Path) -> None
 def test_no_two_strategies_have_one_name() -> None:
     """In a space of several values of a switch, too, a result's strategies are found again."""
     problem = small_problem(memory_gib=40, space={"pp": (1,), "gather_again": (False, True)})
-    result = solve_lengths(problem, workload(), GRAIN, 2, 0.05, 5.0, "highs", side_by_side=False, workers=1)
+    result = solve_lengths(problem, workload(), GRAIN, 2, 0.05, 5.0, "highs", side_by_side=False)
     names = [one.name for one in candidates(quantum_problem(problem, GRAIN))]
     assert len(set(names)) == len(names)
     found = TurnDispatcher(problem, result)

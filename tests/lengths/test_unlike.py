@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +26,7 @@ from milpplan.lengths import (
     workload_of,
 )
 from milpplan.lengths.bounds.master import replica_duals
+from milpplan.lengths.deadline import Deadline
 from milpplan.lengths.dispatch import TurnDispatcher
 from milpplan.lengths.heterogeneous.count_program import (
     HeterogeneousStep,
@@ -159,7 +159,7 @@ def searched(found: StrategyTables, seconds: float = 3.0) -> HeterogeneousSearch
     """What is known of a pool after a search that would rather prove more."""
     search = HeterogeneousSearch(found, 0.0, "highs")
     least = [found.step_bound_ns(member, shared_memory=False) for member in range(len(found.members))]
-    search.run(4.0 * min(least), time.perf_counter() + seconds)
+    search.run(4.0 * min(least), Deadline.after(seconds))
     return search
 
 

@@ -78,7 +78,6 @@ def solve_lengths(
     gap: o.LengthsGap = None,
     backend: o.Backend = "auto",
     seed: o.Seed = 1,
-    workers: o.Workers = None,
     as_json: o.AsJson = False,
 ) -> ExitCode:
     """Find the best step for sequences of several lengths: which strategies run which sequences, in turn or side
@@ -100,7 +99,7 @@ def solve_lengths(
         "ignore": ignore,
         "memory_margin": memory_margin,
     }
-    limits = gap, time_limit, backend, workers
+    limits = gap, time_limit, backend
     return answer_lengths(model, hardware, described, "free", fix or [], asked, limits, out, as_json)
 
 
@@ -144,12 +143,12 @@ def answer_lengths(
     space: str,
     fix: list[str],
     options: LengthOptions,
-    limits: tuple[float | None, float | None, str, int | None],
+    limits: tuple[float | None, float | None, str],
     out: Path | None,
     as_json: bool,
 ) -> ExitCode:
-    """Solve the step, print and write the answer; ``limits``: gap, seconds, backend, processes."""
-    gap, time_limit_s, backend, workers = limits
+    """Solve the step, print and write the answer; ``limits``: gap, seconds, backend."""
+    gap, time_limit_s, backend = limits
     gap = DEFAULT_GAP if gap is None else gap
     checks.positive(time_limit_s, "--time-limit", "number of seconds")
     checks.choice(backend, "--backend", (AUTO, *backend_names()))
@@ -179,7 +178,6 @@ def answer_lengths(
             rules=options.rules,
             side_by_side=options.side_by_side,
             unlike_replicas=options.unlike_replicas,
-            workers=workers,
         )
     with undisturbed():
         return _print(problem, result, options, out, as_json)

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 from milpplan.library import lazy_exports
 
 if TYPE_CHECKING:
-    from milpplan.lengths.bounds.configuration_bound import ConfigurationBound, around_larger, with_larger
+    from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
     from milpplan.lengths.bounds.configuration_columns import (
-        ClassWindow,
         ConfigurationLP,
         Start,
         improved,
         optimise_prices,
-        restricted_master_duals,
         worths,
     )
     from milpplan.lengths.bounds.exclusive_sequences import (

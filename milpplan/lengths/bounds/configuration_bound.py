@@ -20,7 +20,6 @@ micro-batch, the configuration LP improves the mixture.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -30,7 +29,6 @@ from milpplan.lengths.bounds import StageLoads, Window, best_mixture, long_bound
 from milpplan.lengths.bounds.configuration_columns import (
     Columns,
     ConfigurationLP,
-    Decisions,
     Start,
     improved,
     worths,
@@ -46,6 +44,7 @@ from milpplan.lengths.bounds.long_sequence import (
 from milpplan.lengths.bounds.micro_batch_pricing import Items, MicroBatchPricing, PinnedItem
 from milpplan.lengths.bounds.pipeline_bounds import Mixture, PathBound
 from milpplan.lengths.bounds.work_bounds import PipelineWorkBound
+from milpplan.lengths.deadline import Deadline
 from milpplan.simulation import FloatArray, IntArray
 
 # Maximum number of entries in the tables of a window.
@@ -70,10 +69,6 @@ class WindowNode:
     """True if contents or dual values have changed since ``start``."""
     done: bool = False
     """True if nothing more can be gained."""
-    decisions: Decisions = ()
-    """Branching decisions on micro-batches behind the pinned one."""
-    branch_candidate: int | None = None
-    """Micro-batch whose pinned item is fractional in the LP."""
 
     def max_load(self, time_ns: float) -> float:
         """Return the maximum work within a time."""
@@ -82,16 +77,7 @@ class WindowNode:
     @property
     def reset(self) -> WindowNode:
         """The node for changed contents or dual values."""
-        return replace(self, stale=self.start is not None, done=False, branch_candidate=None)
-
-    @property
-    def children(self) -> list[WindowNode]:
-        """Two children: the fractional micro-batch holds a pinned item, or does not."""
-        assert self.branch_candidate is not None
-        return [
-            replace(self.reset, decisions=(*self.decisions, (self.branch_candidate, is_held)))
-            for is_held in (True, False)
-        ]
+        return replace(self, stale=self.start is not None, done=False)
 
     def better(self, bound: PathBound, time_ns: float) -> WindowNode:
         """Return the node with another bound if that is tighter within a time."""
@@ -188,7 +174,7 @@ class Duals:
         """Return the configuration LP of a tree's node."""
         assert node.window is not None
         arguments = tree.pricing, self.sequence_loads, self.stages.last, self.num_stages
-        return ConfigurationLP(*arguments, node.window, tree.pinned_item, node.decisions)
+        return ConfigurationLP(*arguments, node.window, tree.pinned_item)
 
     def refine(self, tree: WindowTree, node: WindowNode, time_ns: float, cutoff_load: float) -> None:
         """Refine a node of a tree, no further than to less than the work ``cutoff_load`` within the time."""
@@ -236,8 +222,7 @@ class Duals:
         bound, mixture, tree.columns = improved(lp, *arguments)
         self.last_mixtures[lp.window.number] = mixture, bound.slope
         # The cutoff may be lower for a longer time.
-        is_done, branch_candidate = bound.within(time_ns) > cutoff_load, tree.columns.branch_candidate
-        solved = replace(node, start=(mixture, bound.slope, rows), done=is_done, branch_candidate=branch_candidate)
+        solved = replace(node, start=(mixture, bound.slope, rows), done=bound.within(time_ns) > cutoff_load)
         return solved.better(bound, time_ns)
 
     def _looked_at(self, lp: ConfigurationLP, node: WindowNode, time_ns: float, min_load: float) -> WindowNode:
@@ -258,16 +243,14 @@ def halves(window: Window) -> tuple[Window, ...]:
     return (Window.of(first, middle), Window.of(middle + 1, last)) if first < last else ()
 
 
-# Thresholds of large micro-batches in units of the longest sequence, and programs for each; thresholds if the
-# replica with the longest sequence is treated separately.
+# Thresholds of large micro-batches in units of the longest sequence, and programs for each.
 _LARGE, _LARGE_EFFORT = (1.1, 1.3, 1.5, 2.0, 4.0), 30
-_SMALL = (0.3, 0.4, 0.5, 0.6, 0.75, 0.9)
 # Share of the capacity below which a threshold is useful.
 _SMALLER = 0.9
 # Minimum ratio of a sequence's dual value to its original work.
 _LEAST_WORTH = 0.85
 # Factor on the remaining time of a slice for the search of dual values.
-_WEIGH_TIMES = 5.0
+_WEIGH_TIMES = 6.0
 
 
 class ConfigurationBound:
@@ -297,12 +280,8 @@ class ConfigurationBound:
         # Replicas with a micro-batch above a threshold, and the thresholds that remain.
         self.with_large: list[WindowTree] = []
         items, capacity = pricing.items, pricing.base.shape[-1]
-        shortest_size, longest_size = (int(extreme(items.sizes[items.fits])) for extreme in (np.min, np.max))
-        large_sizes, small_sizes = (
-            {int(longest_size * count_range) for count_range in parts} for parts in (_LARGE, _SMALL)
-        )
-        self.large_thresholds = sorted(size for size in large_sizes if size < _SMALLER * capacity)
-        self.small_thresholds = sorted(size for size in small_sizes if size >= shortest_size)
+        sizes = {int(int(np.max(items.sizes[items.fits])) * ratio) for ratio in _LARGE}
+        self.large_thresholds = sorted(size for size in sizes if size < _SMALLER * capacity)
         self.divided = False
         self.best_work_bound = work_bound
 
@@ -349,11 +328,11 @@ class ConfigurationBound:
         bound = replace(self.work_bound, bounds=bounds, classes=tuple(classes), sequence_loads=sequence_loads)
         return max(bound, self.best_work_bound, key=lambda bound: bound.workload_bound_ns)
 
-    def run(self, time_ns: float, deadline: float) -> None:
+    def run(self, time_ns: float, deadline: Deadline) -> None:
         """Refine the loosest windows until no step fits within a replica's ``time_ns``, nothing more can be
-        gained, or the ``deadline`` (of ``perf_counter``)."""
+        gained, or the ``deadline``."""
         self.branch_on_large(time_ns, self.work_bound.total_load)
-        while time.perf_counter() < deadline:
+        while not deadline.passed:
             loosest = [self._loosest(time_ns, tree) for tree in (self.with_longest, self.ordinary)]
             max_loads = [index.max_load(time_ns) for _, index in loosest]
             if max_loads[0] + self.num_other_replicas * max_loads[1] <= self.total:
@@ -377,26 +356,16 @@ class ConfigurationBound:
             )
             self.duals.refine(*loosest[index], time_ns, cutoff_loads[index])
 
-    def branch_on_smaller(self, time_ns: float) -> bool:
-        """Branch on a micro-batch size below the longest sequence, the largest threshold first; return whether
-        there was one."""
-        if not self.small_thresholds:
-            return False
-        threshold = self.small_thresholds.pop()
-        self._separate(threshold, self._around(threshold, self.work_bound.total_load, time_ns), (self.ordinary,))
-        return True
-
     def _loosest(self, time_ns: float, tree: WindowTree) -> tuple[WindowTree, WindowNode]:
         """Return the loosest node of a tree or of the trees with a large micro-batch, with its tree."""
         pairs = [(other, node) for other in (tree, *self.with_large) for node in other.nodes]
         return max(pairs, key=lambda pair: pair[1].max_load(time_ns))
 
-    def _deeper(self, tree: WindowTree, node: WindowNode, time_ns: float, deadline: float) -> bool:
+    def _deeper(self, tree: WindowTree, node: WindowNode, time_ns: float, deadline: Deadline) -> bool:
         """Refine further when all nodes are done; return whether that was possible.
 
         For one replica the dual values are optimised so that the loosest window does the whole workload as slowly
-        as possible (several replicas do that in ``longest_sequence_branching``). Else the next threshold of large
-        micro-batches is used.
+        as possible. Else the next threshold of large micro-batches is used.
         """
         window, start = node.window, node.start
         if (
@@ -407,7 +376,7 @@ class ConfigurationBound:
         ):
             self.best_work_bound, self.has_optimised_duals = self.loads, True
             begin = Start(start[0], start[1] * self.duals.sequence_loads, start[2])
-            end = deadline + _WEIGH_TIMES * max(0.0, deadline - time.perf_counter())
+            end = Deadline.after(_WEIGH_TIMES * deadline.left_s)
             self._set_duals(worths(self.duals.configuration(tree, node), begin, tree.columns, time_ns, end))
         elif self.large_thresholds:
             self.best_work_bound, self.has_optimised_duals = self.loads, False
@@ -483,29 +452,6 @@ def around_larger(
     stages, bound = work_bound.stages, work_bound.bound_near(work_bound.total_load)
     min_load = float((stages.last[items.fits] / items.sizes[items.fits]).min()) * (quanta + 1)
     return long_bound(stages, work_bound.num_stages, bound, min_load, max(load, min_load), time_ns, _LARGE_EFFORT)
-
-
-def with_larger(
-    work_bound: PipelineWorkBound, other: PipelineWorkBound, larger: Sequence[WindowBound]
-) -> PipelineWorkBound:
-    """Return the bound ``work_bound`` of a strategy for another strategy that is no faster and holds larger
-    micro-batches, too.
-
-    A replica of the other strategy has such a micro-batch, for which the windows ``larger`` hold in the measure of
-    ``other``, or none.
-    """
-    ratio = float((other.sequence_loads / work_bound.sequence_loads).min())
-    windows = [
-        replace(window, bounds=tuple(PathBound(bound.constant, bound.slope * ratio) for bound in window.bounds))
-        for window in larger
-    ]
-    ranges = [MicroBatchCountRange(1, None, bound) for window in windows for bound in window.bounds]
-    bounds = tuple(LoadBound((*ranges, *bound.ranges)) for bound in work_bound.bounds)
-    classes = []
-    for group in work_bound.classes:
-        long_bounds = (LongSequenceBound.of(bound.alone, (*bound.boxes, *windows)) for bound in group.long_bounds)
-        classes.append(replace(group, long_bounds=tuple(long_bounds)))
-    return replace(work_bound, bounds=bounds, classes=tuple(classes))
 
 
 def _range(node: WindowNode) -> MicroBatchCountRange:

@@ -3,37 +3,20 @@
 ``improved`` seeks the mixture and the slope that prove the tightest limit on the work within a time.
 ``optimise_prices`` seeks a mixture and a price for the sequences of every length that prove the longest time for
 given sequences.
-
-**Restricted master problem** for the dual values of sequences under one assignment of classes to replicas.
-
-For every class c with k_c replicas some windows w are known. With shares y_w of the replicas and contents z as
-above, scaled by these, the part theta of a workload n that is done within Z is at most
-
-    max theta    subject to    sum_w (contents of w) >= theta n,    sum over w of c of y_w = k_c,
-                               every path of w takes at most Z y_w.
-
-Its dual is a value lambda for every length, lambda . n = 1, and a mixture of paths for every window. For any
-values and mixtures a replica of window w does no more than V_w, as work by these values
-(``ConfigurationLP.prove_price_bound``), so the assignment does no more than sum_c k_c max over w of c of V_w.
-Windows that are not in the program may do more: these join.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from milpplan.lengths.bounds import Window, glop
 from milpplan.lengths.bounds.micro_batch_pricing import FREE, HOLDS, WITHOUT, MicroBatchPricing, PinnedItem
 from milpplan.lengths.bounds.pipeline_bounds import Graph, Mixture, PathBound
+from milpplan.lengths.deadline import NEVER, Deadline
 from milpplan.simulation import BoolArray, FloatArray, IntArray
-
-Decisions = tuple[tuple[int, bool], ...]
-"""Branching decisions: distance of a micro-batch behind the one with the pinned item, and whether it holds such an
-item, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +63,6 @@ class ConfigurationLP:
     window: Window
     pinned_item: PinnedItem | None
     """Item that the micro-batch in the middle of the window holds, if any."""
-    decisions: Decisions = ()
-    """Branching decisions on other micro-batches."""
 
     @property
     def pin_states(self) -> IntArray:
@@ -91,8 +72,6 @@ class ConfigurationLP:
             index = self.window.ahead[1]
             states[:index] = WITHOUT if self.pinned_item.foremost else FREE
             states[index] = HOLDS
-            for behind, is_held in self.decisions:
-                states[index + behind] = HOLDS if is_held else WITHOUT
         return states
 
     @property
@@ -146,16 +125,14 @@ class ConfigurationLP:
 
 # Maximum number of rounds, relative gap at which they end, number of idle rounds, and the share of that gap that a
 # round must gain.
-_ROUNDS, NEAR, _IDLE, _LITTLE = 14, 3e-4, 2, 0.2
+_ROUNDS, _NEAR, _IDLE, _LITTLE = 14, 3e-4, 2, 0.2
 # Factor on the time if the smallest contents take too long, and its maximum.
 _LONGER, _MOST_TIMES = 1.03, 2.0
 # Weight of the best known point in the smoothing of duals.
-BACK = 0.5
+_BACK = 0.5
 # Maximum number of rounds with prices of all lengths, and relative width of the box around the best prices: first,
 # maximum, and near good prices.
-_WHOLE_ROUNDS, _WIDTH, WIDEST, NARROW = 45, 0.1, 0.8, 0.02
-# Share of a pinned item in a micro-batch that counts as integral.
-_DIVIDED = 0.05
+_WHOLE_ROUNDS, _WIDTH, _WIDEST, _NARROW = 45, 0.1, 0.8, 0.02
 # Factor within which a price is at the end of its box.
 _INSIDE = 1.0 - 1e-6
 
@@ -170,8 +147,8 @@ class Start:
 
     def mixed_with(self, other: Start) -> Start:
         """Return the point between this one and another."""
-        prices = BACK * self.prices + (1.0 - BACK) * other.prices
-        return Start(self.mixture.towards(other.mixture, 1.0 - BACK), prices, self.rows)
+        prices = _BACK * self.prices + (1.0 - _BACK) * other.prices
+        return Start(self.mixture.towards(other.mixture, 1.0 - _BACK), prices, self.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,23 +160,6 @@ class Columns:
     places: IntArray
     rows: IntArray
     shares: FloatArray
-
-    @property
-    def branch_candidate(self) -> int | None:
-        """Distance behind the pinned micro-batch of the one whose share of pinned items is nearest to a half; None
-        if all are integral."""
-        configuration, pinned, window = (
-            self.configuration,
-            self.configuration.pinned_item,
-            self.configuration.window,
-        )
-        if pinned is None or window.fewest < window.number or any(window.open):
-            return None
-        has_item = pinned.is_held(self.rows, configuration.pricing.items.sizes)
-        item_shares = np.bincount(self.places[has_item], self.shares[has_item], window.number)
-        fractionality = np.minimum(item_shares, 1.0 - item_shares)[window.ahead[1] + 1 :]
-        index = int(fractionality.argmax()) if len(fractionality) else 0
-        return index + 1 if len(fractionality) and fractionality[index] > _DIVIDED else None
 
     def shifted_to(self, other: ConfigurationLP) -> tuple[IntArray, IntArray]:
         """Return the columns at equal distances from the ends of another window, or from its pinned
@@ -254,13 +214,13 @@ def improved(
         mixture, slope, lp_load = solution
         max_load = best.within(time_ns)
         if (
-            max_load <= max(cutoff_load, lp_load * (1.0 + NEAR) if program.time_factor == 1.0 else 0.0)
+            max_load <= max(cutoff_load, lp_load * (1.0 + _NEAR) if program.time_factor == 1.0 else 0.0)
             or num_idle == _IDLE
         ):
             break
-        smoothed = best_mixture.towards(mixture, 1.0 - BACK)
-        bound, rows = configuration.prove_load_bound(smoothed, BACK * best.slope + (1.0 - BACK) * slope)
-        num_idle = 0 if bound.within(time_ns) < max_load * (1.0 - _LITTLE * NEAR) else num_idle + 1
+        smoothed = best_mixture.towards(mixture, 1.0 - _BACK)
+        bound, rows = configuration.prove_load_bound(smoothed, _BACK * best.slope + (1.0 - _BACK) * slope)
+        num_idle = 0 if bound.within(time_ns) < max_load * (1.0 - _LITTLE * _NEAR) else num_idle + 1
         if bound.within(time_ns) < max_load:
             best, best_mixture = bound, smoothed
         program.add_columns(np.arange(len(rows)), rows)
@@ -268,7 +228,7 @@ def improved(
 
 
 def worths(
-    configuration: ConfigurationLP, start: Start, other_columns: Columns | None, time_ns: float, deadline: float
+    configuration: ConfigurationLP, start: Start, other_columns: Columns | None, time_ns: float, deadline: Deadline
 ) -> FloatArray:
     """Return values of the sequences as work, [n], by which the window does the whole workload as slowly as
     possible, as far as rounds get until the ``deadline``."""
@@ -293,7 +253,7 @@ def optimise_prices(
     time_ns: float,
     value: Callable[[PriceBound], float],
     cutoff: float = float("inf"),
-    deadline: float = float("inf"),
+    deadline: Deadline = NEVER,
     *,
     near: bool = False,
 ) -> tuple[PriceBound, Start, Columns] | None:
@@ -311,14 +271,14 @@ def optimise_prices(
         time_ns: unit of time of the program.
         value: value of a bound.
         cutoff: value at which to stop.
-        deadline: of ``perf_counter``.
+        deadline: end of the search.
         near: whether the first prices are good.
 
     Returns:
         The bound of the highest value, its mixture and prices, and the columns of the last program; None without a
             solution.
     """
-    width = NARROW if near else _WIDTH
+    width = _NARROW if near else _WIDTH
     program = Program.started(configuration, start.rows, other_columns, time_ns)
     best, rows = configuration.prove_price_bound(start.mixture, start.prices)
     program.add_columns(np.arange(len(rows)), rows)
@@ -334,17 +294,19 @@ def optimise_prices(
         is_better = value(bound) > value(best)
         if is_better:
             best, smoothed = bound, candidate
-        if lp_ns <= best.at(needed) * (1.0 + NEAR):
-            if inside(solution[0].prices, low, high, max_prices):
+        if lp_ns <= best.at(needed) * (1.0 + _NEAR):
+            if _inside(solution[0].prices, low, high, max_prices):
                 break
             width *= 1.0 if is_better else 2.0
-        if value(best) >= cutoff or time.perf_counter() > deadline or width > WIDEST:
+        if value(best) >= cutoff or deadline.passed or width > _WIDEST:
             break
         program.add_columns(np.arange(len(rows)), rows)
     return (best, smoothed, program.columns) if is_solved else None
 
 
-def inside(prices: FloatArray, low: FloatArray, high: FloatArray, max_prices: FloatArray | float = np.inf) -> bool:
+def _inside(
+    prices: FloatArray, low: FloatArray, high: FloatArray, max_prices: FloatArray | float = np.inf
+) -> bool:
     """Return whether all prices [n] are inside of their box, or at their absolute maximum, so that a wider box
     gains nothing."""
     return bool(((prices * _INSIDE > low) & ((prices < high * _INSIDE) | (high >= max_prices))).all())
@@ -486,167 +448,3 @@ class Program:
                 (np.repeat(own_arcs, len(columns)), np.tile(nodes + columns, len(own_arcs)), weighted.ravel())
             )
         return entries
-
-
-# Maximum number of rounds, and the minimum ratio of a window's flow to the one before.
-_MASTER_ROUNDS, _LEAST_FLOW = 60, 0.1
-
-
-@dataclass(frozen=True, eq=False)
-class ClassWindow:
-    """A window of a class in the restricted master."""
-
-    length_class: int
-    """Index of the class."""
-    configuration: ConfigurationLP
-    mixture: Mixture
-    """Mixture of its paths."""
-    flow: float
-    """Work per unit of time."""
-    rows: IntArray
-    """Contents [v, n]."""
-    columns: Columns | None
-    """Contents from another window."""
-
-    def towards(self, mixture: Mixture, flow: float) -> ClassWindow:
-        """Return the window with its mixture and flow moved towards others."""
-        new_flow = max(BACK * self.flow + (1.0 - BACK) * flow, _LEAST_FLOW * self.flow)
-        return replace(self, mixture=self.mixture.towards(mixture, (1.0 - BACK) * flow / new_flow), flow=new_flow)
-
-
-def restricted_master_duals(
-    windows: Sequence[ClassWindow],
-    numbers: IntArray | FloatArray,
-    needed: FloatArray,
-    prices: FloatArray,
-    time_ns: float,
-    deadline: float,
-) -> tuple[FloatArray, tuple[ClassWindow, ...]] | None:
-    """Seek dual values by which an assignment does the smallest part of a workload within a time.
-
-    Args:
-        windows: windows of its classes.
-        numbers: replicas by class, [C].
-        needed: sequences of the workload, [n].
-        prices: first values, [n]; the total value of the workload is kept.
-        time_ns: time of a replica.
-        deadline: of ``perf_counter``.
-
-    Returns:
-        Values [n] and the windows with their mixtures; None if no better values were found.
-    """
-    program = _Program(windows, numbers, needed, time_ns)
-    total, width, has_gained = float(prices @ needed), NARROW, False
-    current = tuple(windows)
-    max_done, rows = program.priced(current, prices)
-    for _ in range(_MASTER_ROUNDS):
-        program.join(rows)
-        low, high = (1.0 - width) * prices, (1.0 + width) * prices
-        solution = program.solve(total, low, high)
-        if solution is None:
-            break
-        new_mixtures, new_prices, lp_done = solution
-        smoothed = tuple(window.towards(*target) for window, target in zip(current, new_mixtures, strict=True))
-        smoothed_prices = BACK * prices + (1.0 - BACK) * new_prices
-        smoothed_done, rows = program.priced(smoothed, smoothed_prices)
-        is_better = smoothed_done < max_done
-        if is_better:
-            max_done, current, prices, has_gained = smoothed_done, smoothed, smoothed_prices, True
-        if max_done <= lp_done + NEAR * total:
-            if inside(new_prices, low, high):
-                break
-            width *= 1.0 if is_better else 2.0
-        if width > WIDEST or time.perf_counter() > deadline:
-            break
-    return (prices, current) if has_gained else None
-
-
-class _Program:
-    """The program of the module over some contents, in units of the time."""
-
-    def __init__(
-        self, windows: Sequence[ClassWindow], numbers: IntArray | FloatArray, needed: FloatArray, time_ns: float
-    ) -> None:
-        self.numbers, self.needed, self.time_ns = numbers, needed, time_ns
-        self.programs = [
-            Program.started(window.configuration, window.rows, window.columns, time_ns) for window in windows
-        ]
-        self.places = np.array([window.length_class for window in windows])
-
-    def priced(self, windows: Sequence[ClassWindow], prices: FloatArray) -> tuple[float, list[IntArray]]:
-        """Return the maximum work of the assignment by mixtures and ``prices`` [n], and the best contents of every
-        window."""
-        max_by_class, contents = np.zeros(len(self.numbers)), []
-        for window in windows:
-            bound, rows = window.configuration.prove_price_bound(window.mixture, prices / window.flow)
-            max_by_class[window.length_class] = max(
-                max_by_class[window.length_class], window.flow * (self.time_ns - bound.constant)
-            )
-            contents.append(rows)
-        return float(self.numbers @ max_by_class), contents
-
-    def join(self, rows: Sequence[IntArray]) -> None:
-        """Add contents of all micro-batches of every window."""
-        for program, new_rows in zip(self.programs, rows, strict=True):
-            program.add_columns(np.arange(len(new_rows)), new_rows)
-
-    def solve(
-        self, total: float, low: FloatArray, high: FloatArray
-    ) -> tuple[list[tuple[Mixture, float]], FloatArray, float] | None:
-        """Solve the program with values between ``low`` and ``high`` [n].
-
-        Args:
-            total: total value of the workload.
-            low: minimum values.
-            high: maximum values.
-
-        Returns:
-            Mixtures and flows of the windows, values [n], and the work that the contents do; None without a
-                solution.
-        """
-        # Columns: the part that is done, shares of replicas, shortage and surplus of every length; then those of
-        # the windows' programs.
-        shares = 1 + np.arange(len(self.programs))
-        missing = 1 + len(shares) + np.arange(len(low))
-        beyond = missing + len(low)
-        classes = np.unique(self.places)
-        lengths, leading = np.arange(len(low)), len(low) + np.searchsorted(classes, self.places)
-        share_rows = [
-            (lengths, np.zeros_like(lengths), -self.needed),
-            (lengths, missing, np.ones(len(low))),
-            (lengths, beyond, -np.ones(len(low))),
-            (leading, shares, np.ones(len(shares))),
-        ]
-        sides = [np.zeros(len(low)), self.numbers[classes].astype(np.float64)]
-        paths, ends, number, arcs = [], [], int(beyond[-1]) + 1, 0
-        for share, program in zip(shares.tolist(), self.programs, strict=True):
-            nodes, count = len(program.graph.kinds), sum(map(len, sides))
-            contents = number + nodes + np.arange(len(program.places))
-            paths += [(row + arcs, column + number, value) for row, column, value in program.path_rows()]
-            arcs += len(program.parts)
-            # The last end is within the time, and the shares of every micro-batch add up to one, times the share
-            # of replicas.
-            ends.append(arcs)
-            paths.append((np.full(2, arcs), np.array([number + nodes - 1, share]), np.array([1.0, -1.0])))
-            whole, every = program.convexity_rows(), count + np.arange(program.num_whole)
-            share_rows.append((whole.rows + count, whole.columns + number, whole.values))
-            share_rows.append((every, np.full(len(every), share), -np.ones(len(every))))
-            sides.append(np.zeros(len(every)))
-            content, length = np.nonzero(program.rows)
-            share_rows.append((length, contents[content], program.rows[content, length].astype(np.float64)))
-            arcs, number = arcs + 1, number + nodes + len(contents)
-        cost = np.zeros(number)
-        cost[0], cost[missing], cost[beyond] = -total, high, -low
-        constraints = (
-            (glop.Entries.of(*paths), np.zeros(arcs)),
-            (glop.Entries.of(*share_rows), np.concatenate(sides)),
-        )
-        answer = glop.least(cost / self.time_ns, *constraints)
-        if answer is None:
-            return None
-        begins = [0, *(end + 1 for end in ends)]
-        mixtures = [
-            (program.mixture(answer.at_most[begin:]), -float(answer.at_most[end]))
-            for program, begin, end in zip(self.programs, begins, ends, strict=False)
-        ]
-        return mixtures, answer.equal[: len(low)] * self.time_ns, -answer.value * self.time_ns

@@ -62,7 +62,6 @@ prices hold for all windows, with the lowest bound of all n.
 
 from __future__ import annotations
 
-import time
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -83,6 +82,7 @@ from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing, Pinne
 from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound
 from milpplan.lengths.candidates import SizedCandidate
 from milpplan.lengths.cost_tables import Tables, hull_below, line_of
+from milpplan.lengths.deadline import Deadline
 from milpplan.simulation import FloatArray, IntArray
 
 # Maximum number of assignments and of whole sequences.
@@ -571,10 +571,10 @@ class ExclusiveProgram:
         exclusive_ns = float(bound.prices[num_loose:] @ self.needed[num_loose:])
         return bound.constant + exclusive_ns + float(self._shares(bound) @ self.items.counts[: self.first])
 
-    def run(self, cutoff_ns: float, deadline: float) -> bool:
+    def run(self, cutoff_ns: float, deadline: Deadline) -> bool:
         """Refine the windows of the lowest value until all reach the cutoff, or the ``deadline``; return whether
         more can be gained."""
-        while time.perf_counter() < deadline:
+        while not deadline.passed:
             lowest = min(self.nodes, key=lambda node: self._value(node.bound))
             if self._value(lowest.bound) >= cutoff_ns:
                 return False
@@ -588,7 +588,7 @@ class ExclusiveProgram:
                 self.nodes.append(self._solved(lowest, cutoff_ns, deadline))
         return True
 
-    def _solved(self, node: _Node, cutoff_ns: float, deadline: float) -> _Node:
+    def _solved(self, node: _Node, cutoff_ns: float, deadline: Deadline) -> _Node:
         """Return the node with the bound of its program."""
         solution = optimise_prices(
             node.configuration,

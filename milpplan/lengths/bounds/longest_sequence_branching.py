@@ -12,22 +12,12 @@ hold all sequences that are longer than those of the class of replica i:
 and they are at least as many as these sequences need. If no assignment of classes
 (``ClassAssignments``) satisfies that, Z is too short.
 
-**Dual values.** V_c counts the work that is done most cheaply, in all classes the same sequences. The inequalities
-hold for any value of the sequences as work. So the windows that do most in the loosest assignment give a
-restricted master problem for the values by which they do the smallest part of the workload
-(``restricted_master_duals``), and assignments are checked with these values, too. Windows that then do most join
-it.
-
-**Second long sequence.** The LP divides the second long sequence of a replica among all its micro-batches, where
-it makes no stage wait. So the window is around the foremost sequence of the class, and branches on whether the
-micro-batch with the most fractional second one holds it.
+Windows are around the foremost sequence of the class.
 """
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import comb
@@ -37,10 +27,9 @@ import numpy as np
 
 from milpplan.lengths.bounds import Window
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound, Duals, WindowNode, WindowTree
-from milpplan.lengths.bounds.configuration_columns import ClassWindow, restricted_master_duals
 from milpplan.lengths.bounds.long_sequence import WindowBound, halved
 from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing, PinnedItem
-from milpplan.lengths.bounds.pipeline_bounds import PathBound
+from milpplan.lengths.deadline import Deadline
 from milpplan.simulation import BoolArray, FloatArray, IntArray
 
 # Number of sequences whose divisions are all enumerated, and number of lengths for bin packing bounds.
@@ -163,15 +152,9 @@ _EFFORT = 30
 _HALVINGS, _LONGER = 14, 1.01
 # Ratio of the smallest failed time to the bound at which the search ends.
 _NEAR = 1.002
-# Maximum number of branching decisions on a window.
-_MOST_TOLD = 12
 # Relative slack that keeps float sums on the safe side of a replica's minimum work.
 _SAFETY = 1.0 - 1e-6
 _NONE = -np.inf
-# Window for more than 63 micro-batches on either side of the longest; bounded by the last stage's work only.
-_MANY = Window((0, 0), (63, 63), (False, True))
-# Seconds per search of dual values, number of searches, and the minimum ratio of a value to the one before.
-_ASK_S, _ASKED, _LEAST_WORTH = 4.0, 12, 0.5
 
 Classes = list[tuple[int, int]]
 """First length index of each class, and the index after its last one."""
@@ -183,7 +166,7 @@ Coverings = dict[int, tuple[tuple[WindowTree, ...], ...]]
 
 @dataclass(eq=False)
 class ReplicaClassBound:
-    """Maximum work of a replica of each class, in one measure of the sequences."""
+    """Maximum work of a replica of each class."""
 
     duals: Duals
     """Values of the sequences as work."""
@@ -193,20 +176,16 @@ class ReplicaClassBound:
     """Minimum work of a replica of the class, [C]: that of its longest sequence."""
     above: FloatArray
     """Work of all sequences that are longer than those of the class, [C]."""
-    windows: tuple[ClassWindow, ...] = ()
-    """Windows of the restricted master that gave the values."""
     num_visits: Counter[int] = field(default_factory=Counter)
     """Number of refinements by class."""
 
     @staticmethod
-    def of(
-        duals: Duals, classes: Classes, coverings: Coverings, windows: tuple[ClassWindow, ...] = ()
-    ) -> ReplicaClassBound:
-        """Build the bound in a measure of the sequences."""
+    def of(duals: Duals, classes: Classes, coverings: Coverings) -> ReplicaClassBound:
+        """Build the bound from trees that cover the classes."""
         sequence_loads, counts = duals.sequence_loads, duals.counts
         min_load = [float(sequence_loads[first:end].min()) * _SAFETY for first, end in classes]
         above = [float(counts[end:] @ sequence_loads[end:]) for _, end in classes]
-        return ReplicaClassBound(duals, coverings, np.array(min_load), np.array(above), windows)
+        return ReplicaClassBound(duals, coverings, np.array(min_load), np.array(above))
 
     def loosest_nodes(self, index: int, time_ns: float) -> list[tuple[WindowTree, WindowNode]]:
         """Return the loosest node of a class within a time, by every covering, the tightest covering first."""
@@ -225,20 +204,6 @@ class ReplicaClassBound:
         """Return the maximum work of a replica of a class within a time; ``-inf`` if there is no such replica."""
         load = self.loosest_nodes(index, time_ns)[0][1].max_load(time_ns)
         return load if load >= self.min_loads[index] else _NONE
-
-    def with_duals(self, duals: Duals, classes: Classes, windows: tuple[ClassWindow, ...]) -> ReplicaClassBound:
-        """Return the bound in another measure, with the mixtures of some ``windows``."""
-        trees = {
-            tree for covering_sets in self.coverings.values() for covering in covering_sets for tree in covering
-        }
-        copy_of = {tree: copy_in_measure(tree, duals, self.duals) for tree in trees}
-        covering_sets = {
-            index: tuple(tuple(copy_of[tree] for tree in covering) for covering in old_coverings)
-            for index, old_coverings in self.coverings.items()
-        }
-        for window in windows:
-            begin({tree for covering in covering_sets[window.length_class] for tree in covering}, window)
-        return ReplicaClassBound.of(duals, classes, covering_sets, windows)
 
 
 class LongestSequenceBranching:
@@ -276,10 +241,7 @@ class LongestSequenceBranching:
         coverings = {
             index: self._coverings(first, end, time_ns) for index, (first, end) in enumerate(self.classes)
         }
-        # Bounds in the measure of the configuration bound and in others; searches of dual values by time, measure
-        # and assignment.
-        self.class_bounds = [ReplicaClassBound.of(configuration_bound.duals, self.classes, coverings)]
-        self.asked: set[tuple[float, int, bytes]] = set()
+        self.class_bound = ReplicaClassBound.of(configuration_bound.duals, self.classes, coverings)
         self.assignments = ClassAssignments.of(len(self.classes), configuration_bound.num_other_replicas + 1)
         shares = [
             share * (configuration_bound.work_bound.num_stages - 1)
@@ -287,13 +249,13 @@ class LongestSequenceBranching:
         ]
         self.min_replicas = MinReplicas.of(np.repeat(last, counts) * _SAFETY, (shares[0], shares[1]))
 
-    def run(self, time_ns: float, deadline: float) -> None:
+    def run(self, time_ns: float, deadline: Deadline) -> None:
         """Refine the loosest classes until ``time_ns`` is excluded, nothing more can be gained, or the
-        ``deadline`` (of ``perf_counter``).
+        ``deadline``.
 
         If a time cannot be excluded, shorter ones are tried.
         """
-        while time.perf_counter() < deadline and not self.done and self.bound_ns < time_ns:
+        while not deadline.passed and not self.done and self.bound_ns < time_ns:
             goal = time_ns if time_ns < self.failed_ns else (self.bound_ns + self.failed_ns) / 2
             closed = self._is_excluded(goal, deadline)
             if closed is None:
@@ -304,155 +266,41 @@ class LongestSequenceBranching:
             self.done = self.failed_ns <= self.bound_ns * _NEAR
         self.bound_ns = max(self.bound_ns, self._excluded_ns())
 
-    def _is_excluded(self, time_ns: float, deadline: float) -> bool | None:
+    def _is_excluded(self, time_ns: float, deadline: Deadline) -> bool | None:
         """Refine until a time is excluded (True), nothing more can be gained (False), or the deadline (None)."""
         has_min_replicas = self.assignments.has_min_replicas(self._min_replicas(time_ns))
-        while time.perf_counter() < deadline:
-            excess = self._excesses(time_ns)
-            max_excess = np.where(has_min_replicas, excess.min(axis=0), _NONE)
-            loosest = int(max_excess.argmax())
-            if max_excess[loosest] < 0.0:
+        while not deadline.passed:
+            excess = np.where(has_min_replicas, self._excess(time_ns), _NONE)
+            loosest = int(excess.argmax())
+            if excess[loosest] < 0.0:
                 return True
-            if not self._refine(self.assignments.numbers[loosest], excess[:, loosest], time_ns):
+            if not self._refine(self.assignments.numbers[loosest], time_ns, float(excess[loosest])):
                 return False
         return None
 
     def is_feasible(self, time_ns: float) -> bool:
         """Return whether the replicas may do the workload within a time, by what is proved so far."""
-        excess = self._excesses(time_ns).min(axis=0)
+        excess = self._excess(time_ns)
         return bool((excess[self.assignments.has_min_replicas(self._min_replicas(time_ns))] >= 0.0).any())
 
-    def _excesses(self, time_ns: float) -> FloatArray:
-        """Return the excess of assignments over the workload by every measure, [w, m]."""
-        excesses = []
-        for class_bound in self.class_bounds:
-            max_loads = np.array([class_bound.max_load(index, time_ns) for index in range(len(self.classes))])
-            excesses.append(
-                self.assignments.excess_load(max_loads, class_bound.above, class_bound.duals.total_load)
-            )
-        return np.array(excesses)
+    def _excess(self, time_ns: float) -> FloatArray:
+        """Return the excess of assignments over the workload, [m]."""
+        bound = self.class_bound
+        max_loads = np.array([bound.max_load(index, time_ns) for index in range(len(self.classes))])
+        return self.assignments.excess_load(max_loads, bound.above, bound.duals.total_load)
 
-    def _refine(self, assignment: IntArray, excess: FloatArray, time_ns: float) -> bool:
-        """Refine the classes of an assignment with these excesses by measure [w]; return whether that was
-        possible."""
-        # The tightest measure first.
-        for measure in np.argsort(excess, kind="stable").tolist():
-            if self.refine_class(self.class_bounds[measure], assignment, time_ns, float(excess[measure])):
-                return True
-        measure = int(excess.argmin())
-        key = time_ns, measure, assignment.tobytes()
-        # Dual values are sought once at first, and again when branching is exhausted.
-        if not self.asked and self._seek_duals(key, assignment):
-            return True
-        return (
-            self._branch_on_pinned(assignment, excess, time_ns)
-            or self._seek_duals(key, assignment)
-            or self._branch_on_smaller(time_ns)
-        )
-
-    def _seek_duals(self, key: tuple[float, int, bytes], assignment: IntArray) -> bool:
-        """Seek dual values for the whole workload, a few times, and once for an assignment."""
-        if key in self.asked or len(self.asked) >= _ASKED:
-            return False
-        self.asked.add(key)
-        wanted = self.configuration_bound.duals.counts.astype(np.float64)
-        return self.add_duals(self.class_bounds[key[1]], assignment, wanted, key[0], _ASK_S)
-
-    def _branch_on_pinned(self, assignment: IntArray, excess: FloatArray, time_ns: float) -> bool:
-        """Branch a class of an assignment on whether one more micro-batch holds one of its longest sequences;
-        return whether a branch was made."""
-        for measure in np.argsort(excess, kind="stable").tolist():
-            class_bound = self.class_bounds[measure]
-            for index in class_bound.least_visited(assignment):
-                for tree, node in class_bound.loosest_nodes(index, time_ns):
-                    if node.branch_candidate is not None and len(node.decisions) < _MOST_TOLD:
-                        tree.replace_node(node, node.children)
-                        return True
-        return False
-
-    def refine_class(
-        self, class_bound: ReplicaClassBound, assignment: IntArray | FloatArray, time_ns: float, excess: float
-    ) -> bool:
+    def _refine(self, assignment: IntArray, time_ns: float, excess: float) -> bool:
         """Refine a class of an assignment whose work is to fall by ``excess``; return whether that was
         possible."""
-        for index in class_bound.least_visited(assignment):
-            for tree, node in class_bound.loosest_nodes(index, time_ns):
+        bound = self.class_bound
+        for index in bound.least_visited(assignment):
+            for tree, node in bound.loosest_nodes(index, time_ns):
                 if not node.done:
-                    class_bound.num_visits[index] += 1
+                    bound.num_visits[index] += 1
                     cutoff_load = max(0.0, node.max_load(time_ns) - excess / float(assignment[index]))
-                    class_bound.duals.refine(tree, node, time_ns, cutoff_load)
+                    bound.duals.refine(tree, node, time_ns, cutoff_load)
                     return True
         return False
-
-    def _branch_on_smaller(self, time_ns: float) -> bool:
-        """Branch the class of the shortest sequences on its largest micro-batch; return whether a branch was
-        made."""
-        base, configuration_bound = self.class_bounds[0], self.configuration_bound
-        if not configuration_bound.branch_on_smaller(time_ns):
-            return False
-        base.coverings[0] = ((configuration_bound.ordinary, *configuration_bound.with_large),)
-        for class_bound in self.class_bounds[1:]:
-            ((ordinary, *with_large),) = class_bound.coverings[0]
-            nodes = [node.reset for node in ordinary.nodes]
-            ordinary = replace(ordinary, pricing=configuration_bound.ordinary.pricing, nodes=nodes)
-            class_bound.coverings[0] = (
-                (
-                    ordinary,
-                    *with_large,
-                    copy_in_measure(configuration_bound.with_large[-1], class_bound.duals, base.duals),
-                ),
-            )
-        return True
-
-    def add_duals(
-        self,
-        base: ReplicaClassBound,
-        assignment: IntArray | FloatArray,
-        needed: FloatArray,
-        time_ns: float,
-        seconds: float,
-    ) -> bool:
-        """Seek dual values by which an assignment does the smallest part of ``needed`` [n] within a time; return
-        whether they improve on those of ``base``."""
-        duals, windows = base.duals, self.windows(base, assignment, time_ns)
-        if windows is None:
-            return False
-        solution = restricted_master_duals(
-            windows, assignment, needed, duals.sequence_loads, time_ns, time.perf_counter() + seconds
-        )
-        if solution is None:
-            return False
-        values = np.maximum(solution[0], _LEAST_WORTH * duals.sequence_loads)
-        scale = duals.total_load / float(duals.counts @ values)
-        started = tuple(replace(window, flow=window.flow * scale) for window in solution[1])
-        self.class_bounds.append(base.with_duals(duals.with_loads(scale * values), self.classes, started))
-        return True
-
-    def windows(
-        self, base: ReplicaClassBound, assignment: IntArray | FloatArray, time_ns: float
-    ) -> tuple[ClassWindow, ...] | None:
-        """Return the windows of an assignment's classes for the restricted master: those of ``base``, and those
-        that do most within a time; None if one has no mixture yet."""
-        present = np.flatnonzero(assignment).tolist()
-        windows = [window for window in base.windows if window.length_class in present]
-        keys = {
-            (
-                window.length_class,
-                window.configuration.window,
-                window.configuration.pinned_item,
-                window.configuration.decisions,
-            )
-            for window in windows
-        }
-        for index in present:
-            tree, node = base.loosest_nodes(index, time_ns)[0]
-            if node.window is None or node.start is None:
-                return None
-            mixture, slope, rows = node.start
-            if (index, node.window, tree.pinned_item, node.decisions) not in keys:
-                configuration = base.duals.configuration(tree, node)
-                windows.append(ClassWindow(index, configuration, mixture, 1.0 / slope, rows, tree.columns))
-        return tuple(windows)
 
     def _min_replicas(self, time_ns: float) -> IntArray:
         """Return the minimum number of replicas for the sequences longer than each class."""
@@ -513,30 +361,6 @@ class LongestSequenceBranching:
             replace(tree, pricing=shorter(configuration_bound.ordinary.pricing, end)),
             *configuration_bound.with_large,
         )
-
-
-def begin(trees: Iterable[WindowTree], window: ClassWindow) -> None:
-    """Start the nodes of a window in some trees with its mixture."""
-    start = window.mixture, 1.0 / window.flow, window.rows
-    for tree in [tree for tree in trees if tree.pinned_item == window.configuration.pinned_item]:
-        key = window.configuration.window, window.configuration.decisions
-        for node in [node for node in tree.nodes if (node.window, node.decisions) == key]:
-            tree.replace_node(node, [replace(node, start=start, stale=True)])
-
-
-def copy_in_measure(tree: WindowTree, measure: Duals, earlier: Duals) -> WindowTree:
-    """Return a tree in another measure than ``before``."""
-    # No value has grown by more.
-    max_ratio = float((measure.sequence_loads / earlier.sequence_loads).max())
-    nodes = [
-        replace(
-            node,
-            window=node.window or _MANY,
-            bounds=tuple(PathBound(bound.constant, bound.slope / max_ratio) for bound in node.bounds),
-        ).reset
-        for node in tree.nodes
-    ]
-    return replace(tree, nodes=nodes)
 
 
 def _inside(window: Window, other: Window) -> bool:

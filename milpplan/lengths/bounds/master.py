@@ -24,7 +24,6 @@ Source: the configuration program of Gilmore and Gomory (1961), for bins of seve
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -32,6 +31,7 @@ import numpy as np
 
 from milpplan.lengths.bounds import glop
 from milpplan.lengths.bounds.micro_batch_pricing import NOTHING, Items, KnapsackDP
+from milpplan.lengths.deadline import NEVER, Deadline
 from milpplan.lengths.parameters import PARAMETERS
 from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.simulation import BoolArray, FloatArray, IntArray
@@ -209,7 +209,7 @@ def solve_master(
     counts: FloatArray,
     first_duals: FloatArray | None = None,
     cutoff_ns: float = np.inf,
-    deadline: float = np.inf,
+    deadline: Deadline = NEVER,
 ) -> MasterSolution:
     """Find good dual values by column generation.
 
@@ -218,7 +218,7 @@ def solve_master(
         counts: sequences to cover, [n]; each fits somewhere.
         first_duals: dual values that are proved, [n] ns; None: those of linear bounds.
         cutoff_ns: proved value that ends the search.
-        deadline: of ``perf_counter``.
+        deadline: end of the search.
     """
     if first_duals is None:
         first_duals = np.min([problem.first_duals(counts) for problem in problems], axis=0)
@@ -237,17 +237,13 @@ def solve_master(
                 break
             is_used = program.shares > 0
             solution = program.shares[is_used], program.rows[is_used]
-        if (
-            proved_ns >= value * (1.0 - PARAMETERS.master_gap)
-            or proved_ns >= cutoff_ns
-            or time.perf_counter() > deadline
-        ):
+        if proved_ns >= value * (1.0 - PARAMETERS.master_gap) or proved_ns >= cutoff_ns or deadline.passed:
             break
         duals = PARAMETERS.smoothing * best + (1.0 - PARAMETERS.smoothing) * np.maximum(0.0, program.prices)
     return MasterSolution(proved_ns, best, *solution)
 
 
-def single_strategy_bound_ns(pool: StrategyTables, member: int, limit_ns: float, deadline: float) -> float:
+def single_strategy_bound_ns(pool: StrategyTables, member: int, limit_ns: float, deadline: Deadline) -> float:
     """Return a lower bound of the step of one strategy of one stage, up to the limit, ns."""
     fixed_cost_ns, counts = pool.reduce_ns(member) + pool.finish_ns(member), pool.load.counts.astype(np.float64)
     contents = Contents.of(pool, member, limit_ns - fixed_cost_ns)
@@ -290,7 +286,7 @@ def _single_sequences(pricing_problems: Sequence[Contents], counts: FloatArray) 
 
 
 def _price_all(
-    pricing_problems: Sequence[Contents], prices: FloatArray, deadline: float
+    pricing_problems: Sequence[Contents], prices: FloatArray, deadline: Deadline
 ) -> tuple[float, list[IntArray], FloatArray]:
     """Solve the pricing problems of all members.
 
@@ -304,7 +300,7 @@ def _price_all(
     for problem in pricing_problems:
         if ((prices <= problem.share * _SAFETY * problem.linear) | ~problem.items.fits).all(axis=1).any():
             continue
-        if time.perf_counter() > deadline:
+        if deadline.passed:
             return float("inf"), [], np.zeros(0)
         factor, columns = problem.price_columns(
             prices, PARAMETERS.min_reduced_cost * float(problem.items.counts @ prices)

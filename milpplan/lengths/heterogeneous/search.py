@@ -9,7 +9,6 @@ before the more expensive integer programs run.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ import numpy as np
 
 from milpplan.lengths import Packed, StrategyTables, cutoff_ns
 from milpplan.lengths.bounds.master import replica_duals
+from milpplan.lengths.deadline import Deadline
 from milpplan.lengths.heterogeneous.count_program import (
     HeterogeneousStep,
     ReplicaClass,
@@ -50,14 +50,14 @@ class HeterogeneousPacker:
     timers: dict[int, Timer] = field(default_factory=dict)
 
     def pack(
-        self, numbers: Mapping[int, int], loads: Mapping[int, FloatArray], deadline: float
+        self, numbers: Mapping[int, int], loads: Mapping[int, FloatArray], deadline: Deadline
     ) -> HeterogeneousStep | None:
         """Pack a step of some replicas.
 
         Args:
             numbers: number of replicas by member.
             loads: approximate sequences [n] by member.
-            deadline: of ``perf_counter``; later with little effort.
+            deadline: after it with little effort.
 
         Returns:
             The step; None if not all GPUs can be filled, or a strategy was not packed.
@@ -82,7 +82,7 @@ class HeterogeneousPacker:
             owners += [member] * counts_of[member]
         return self._step(owners, improved_replicas(replicas, PARAMETERS.first_local_effort))
 
-    def _alone(self, member: int, counts: IntArray, number: int, deadline: float) -> Packed | None:
+    def _alone(self, member: int, counts: IntArray, number: int, deadline: Deadline) -> Packed | None:
         """Pack ``counts`` [n] sequences on ``number`` replicas of a strategy; pipelines prefer load shapes unless
         these are much longer."""
         pool, quanta = self.pool, self._grains(member)
@@ -97,7 +97,7 @@ class HeterogeneousPacker:
             num_replicas=number,
             total_load=float(sequence_loads @ counts),
         )
-        end = min(deadline, time.perf_counter() + PARAMETERS.heterogeneous_shapes_s)
+        end = deadline.within(PARAMETERS.heterogeneous_shapes_s)
         packings = [
             pool.time_packing(member, replicas, quanta)
             for replicas in packings_by_shape(scaled, load, quanta, end)
@@ -213,11 +213,11 @@ class HeterogeneousBound:
             whole: whether numbers of replicas and of long sequences are integers.
             some: a member of which some replica is used; None: any.
         """
-        loosest, end = Shared(0.0), time.perf_counter() + seconds
+        loosest, end = Shared(0.0), Deadline.after(seconds)
         for level_min, level_end in self._levels(step_ns):
             if step_ns <= self.excluded.get(level_min, 0.0):
                 continue
-            relaxed = self._level(step_ns, (level_min, level_end), end - time.perf_counter(), whole, some)
+            relaxed = self._level(step_ns, (level_min, level_end), end.left_s, whole, some)
             if relaxed.excludes and some is None:
                 self.excluded[level_min] = step_ns
             loosest = max(loosest, relaxed, key=lambda candidate: candidate.share)
@@ -288,22 +288,22 @@ class HeterogeneousSearch:
         # Prices and exclusions hold for steps below the first time; the second one is the time of the shortest
         # steps that were left.
         self.limit_ns = self.level_ns = np.inf
-        # Whether programs are still linear; seconds of proofs since then, and of packings.
-        self.linear, self.proved_s, self.packed_s = True, 0.0, 0.0
+        # Whether programs are still linear; number of proofs since then, and of packings.
+        self.linear, self.num_proofs, self.num_packings = True, 0, 0
         # Numbers of replicas that were packed.
         self.packed_counts: set[tuple[tuple[int, int], ...]] = set()
         self.done = not np.isfinite(self.bound_ns)
 
-    def run(self, below_ns: float, deadline: float, favourite: int | None = None) -> BestHeterogeneousStep:
+    def run(self, below_ns: float, deadline: Deadline, favourite: int | None = None) -> BestHeterogeneousStep:
         """Find and prove steps, until no step can beat ``below_ns`` by more than the gap.
 
         Args:
             below_ns: time to beat; it never rises from call to call.
-            deadline: of ``perf_counter``.
+            deadline: end of the search.
             favourite: strategy whose replicas are tried first, as its packing is known to be good.
         """
         below_ns = self.limit_ns = min(self.limit_ns, below_ns)
-        while not self.done and (now := time.perf_counter()) < deadline:
+        while not self.done and not deadline.passed:
             incumbent_ns = below_ns if self.step is None else min(below_ns, self.step.time_ns)
             target_ns = cutoff_ns(incumbent_ns, self.gap)
             if self.bound_ns >= target_ns:
@@ -316,18 +316,17 @@ class HeterogeneousSearch:
                 continue
             has_news = self._raise(shared, deadline)
             self.linear = self._know(shared)
-            proved = time.perf_counter()
-            self.proved_s += proved - now
-            if not has_news or self.packed_s < PARAMETERS.packing_ratio * self.proved_s:
+            self.num_proofs += 1
+            if not has_news or self.num_packings < PARAMETERS.packing_ratio * self.num_proofs:
+                self.num_packings += 1
                 has_news = self._pack(shared, deadline) or has_news
                 if favourite is not None:
                     has_news = self._try(favourite, target_ns, deadline) or has_news
-                self.packed_s += time.perf_counter() - proved
             is_open = has_news or self.linear
             self.done = not (is_open or self._polish(below_ns, deadline) or self._each(target_ns, deadline))
         return BestHeterogeneousStep(self.step, self.bound_ns, self.num_strategies)
 
-    def _shortest(self, target_ns: float, deadline: float, *, whole: bool) -> Shared | None:
+    def _shortest(self, target_ns: float, deadline: Deadline, *, whole: bool) -> Shared | None:
         """Raise the bound to the shortest steps that are not excluded; return what they can do, None if all below
         the target are excluded."""
         high = min(target_ns, self.level_ns)
@@ -336,14 +335,14 @@ class HeterogeneousSearch:
             self.bound_ns = max(self.bound_ns, high)
             if high >= target_ns:
                 return None
-            if time.perf_counter() > deadline:
+            if deadline.passed:
                 return shared
             # The more work is missing, the longer the next trial.
             growth = max(growth, (1.0 - shared.share) * PARAMETERS.growth_of_missing)
             high, growth = min(target_ns, high * (1.0 + growth)), 2.0 * growth
             shared = self._within(high, deadline, whole=whole)
         precision = PARAMETERS.integer_precision if whole else PARAMETERS.linear_precision
-        while high - self.bound_ns > precision * high and time.perf_counter() < deadline:
+        while high - self.bound_ns > precision * high and not deadline.passed:
             # A step shorter by the surplus of work does about all of it, unless integrality decides.
             low, trial = self.bound_ns, high / max(1.0, shared.share)
             if not low < trial < high * (1.0 - PARAMETERS.integer_precision / 4):
@@ -356,8 +355,8 @@ class HeterogeneousSearch:
         self.level_ns = high
         return shared
 
-    def _within(self, step_ns: float, deadline: float, *, whole: bool) -> Shared:
-        seconds = min(PARAMETERS.max_program_s, max(0.5, deadline - time.perf_counter()))
+    def _within(self, step_ns: float, deadline: Deadline, *, whole: bool) -> Shared:
+        seconds = min(PARAMETERS.max_program_s, max(0.5, deadline.left_s))
         return self.bound.relax(step_ns, seconds, whole=whole)
 
     def _important(self, shared: Shared) -> list[tuple[ReplicaClass, float, FloatArray]]:
@@ -395,7 +394,7 @@ class HeterogeneousSearch:
         index = self.bound.classes.index(replica_class)
         self.bound.classes[index : index + 1] = others
 
-    def _pack(self, shared: Shared, deadline: float) -> bool:
+    def _pack(self, shared: Shared, deadline: Deadline) -> bool:
         """Pack the replicas of a solution; return whether their numbers are new."""
         numbers: Counter[int] = Counter()
         loads: dict[int, FloatArray] = {}
@@ -411,14 +410,14 @@ class HeterogeneousSearch:
             self.step = step
         return True
 
-    def _try(self, member: int, step_ns: float, deadline: float) -> bool:
+    def _try(self, member: int, step_ns: float, deadline: Deadline) -> bool:
         """Pack a step of ``step_ns`` with some replicas of a strategy; return whether it is new.
 
         If there is none, the strategy is in no step that counts, and is left out from then on.
         """
         if all(replica_class.member != member for replica_class in self.bound.classes):
             return False
-        seconds = min(PARAMETERS.max_program_s, max(0.1, deadline - time.perf_counter()))
+        seconds = min(PARAMETERS.max_program_s, max(0.1, deadline.left_s))
         shared = self.bound.relax(step_ns, seconds, some=member)
         if shared.excludes:
             self.bound.classes = [
@@ -427,29 +426,29 @@ class HeterogeneousSearch:
             return True
         return self._pack(shared, deadline)
 
-    def _each(self, step_ns: float, deadline: float) -> bool:
+    def _each(self, step_ns: float, deadline: Deadline) -> bool:
         """Try every strategy in turn until one gives something new; return whether one did."""
         members = list(dict.fromkeys(replica_class.member for replica_class in self.bound.classes))
-        return any(time.perf_counter() > deadline or self._try(member, step_ns, deadline) for member in members)
+        return any(deadline.passed or self._try(member, step_ns, deadline) for member in members)
 
-    def _polish(self, below_ns: float, deadline: float) -> bool:
+    def _polish(self, below_ns: float, deadline: Deadline) -> bool:
         """Improve the packing of the best step if it may beat ``below_ns``; return whether it became shorter."""
         step = self.step
         if (
             step is None
             or step.time_ns > below_ns * (1.0 + PARAMETERS.hopeless_heterogeneous_excess)
-            or time.perf_counter() > deadline
+            or deadline.passed
         ):
             return False
         self.step = self.packer.polish(step)
         return self.step is not step
 
-    def _raise(self, shared: Shared, deadline: float) -> bool:
+    def _raise(self, shared: Shared, deadline: Deadline) -> bool:
         """Add prices of a solution's strategies of one stage near what each holds; return whether there were
         any."""
         has_news = False
         for replica_class, number, held in self._important(shared):
-            if time.perf_counter() > deadline:
+            if deadline.passed:
                 break
             if (
                 self.pool.num_stages(replica_class.member) == 1

@@ -29,7 +29,6 @@ degree that recomputes least and holds it. Random numbers are seeded, and rounds
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.lengths import Load, StrategyTables
+from milpplan.lengths.deadline import NEVER, Deadline
 from milpplan.lengths.records import LengthGroup, SideBySide, TeamTurn
 from milpplan.lengths.side_by_side.team_quick import Packer, quick_turns, spread
 from milpplan.lengths.side_by_side.teams import (
@@ -291,15 +291,14 @@ def _power(exponents: FloatArray) -> FloatArray:
 
 
 def improved(
-    family: Family, turns: Sequence[Turn], rounds: int, cutoff_ns: float, deadline: float, seed: int = 1
+    family: Family, turns: Sequence[Turn], rounds: int, cutoff_ns: float, deadline: Deadline, seed: int = 1
 ) -> list[Turn]:
-    """Return the best turns met in some rounds; stop at ``cutoff_ns`` or at the ``deadline`` (of
-    ``perf_counter``)."""
+    """Return the best turns met in some rounds; stop at ``cutoff_ns`` or at the ``deadline``."""
     random = np.random.default_rng(seed)
     board = _Board(family, turns)
     best, best_ns = list(board.batches), float(board.ends.max())
     for round_index in range(rounds):
-        if best_ns <= cutoff_ns or (round_index % _LOOK == 0 and time.perf_counter() > deadline):
+        if best_ns <= cutoff_ns or (round_index % _LOOK == 0 and deadline.passed):
             break
         tau = float(board.ends.max()) * _FIRST * (_LAST / _FIRST) ** (round_index / rounds)
         draw, here = random.random(), board.chosen(random)
@@ -339,15 +338,15 @@ class Effort:
     """Rounds of exchanges after each repetition."""
 
 
-def shortest(packer: Packer, effort: Effort, cutoff_ns: float, deadline: float) -> TeamStep:
-    """Return the shortest step found before the ``deadline`` (of ``perf_counter``), or the first one after it;
+def shortest(packer: Packer, effort: Effort, cutoff_ns: float, deadline: Deadline) -> TeamStep:
+    """Return the shortest step found before the ``deadline``, or the first one after it;
     stop at ``cutoff_ns``."""
     family = packer.family
     random = np.random.default_rng(1)
     quick = quick_turns(family, packer.lines)
     starts = [(float(_ends(packer, quick).max()), quick)]
     for attempt in range(effort.attempts):
-        if time.perf_counter() > deadline:
+        if deadline.passed:
             break
         size = _SPREADS[attempt % len(_SPREADS)] if attempt else 0.0
         ends = np.zeros(family.num_slots)
@@ -401,7 +400,7 @@ def _whole(load: Load, priced: Priced) -> list[IntArray]:
 
 
 def improve_turns(
-    packer: Packer, turns: list[Turn], effort: Effort, cutoff_ns: float, deadline: float, seed: int = 1
+    packer: Packer, turns: list[Turn], effort: Effort, cutoff_ns: float, deadline: Deadline, seed: int = 1
 ) -> TeamStep:
     """Improve nested ``turns`` by steps 2 and 3."""
     family = packer.family
@@ -411,7 +410,7 @@ def improve_turns(
     end_ns = float(_ends(packer, current).max())
     best, best_ns = current, end_ns
     for repetition in range(effort.again):
-        if best_ns <= short_ns or time.perf_counter() > deadline:
+        if best_ns <= short_ns or deadline.passed:
             break
         candidate = improved(
             family, _dealt_anew(packer, current, random, repetition), effort.fewer, short_ns, deadline, repetition
@@ -519,17 +518,17 @@ class TeamSearch:
         """Total number of packings and proofs."""
         return sum(family.visits for family in self.families)
 
-    def run(self, below_ns: float, deadline: float, visits: int = VISITS) -> BestTeams:
+    def run(self, below_ns: float, deadline: Deadline, visits: int = VISITS) -> BestTeams:
         """Find the best step of all families below ``below_ns``.
 
         The family with the lowest bound is packed first, then proved, packed from that proof, packed again, proved
         below its step, and so on, until no bound leaves most of the gap, every family had its visits, or the
-        ``deadline`` (of ``perf_counter``).
+        ``deadline``.
         """
         families = self.families
         while True:
             open_families = [family for family in families if family.is_open(below_ns, self.gap, visits)]
-            if not open_families or (any(family.visits for family in families) and time.perf_counter() > deadline):
+            if not open_families or (any(family.visits for family in families) and deadline.passed):
                 break
             family = min(open_families, key=lambda family: family.bound_ns)
             _visit(family, below_ns, self.gap, deadline)
@@ -545,22 +544,22 @@ def plan_family(family: Family, first: Effort, later: Effort, gap: float) -> tup
 
     The step is improved until it is within the ``gap``, once, or a few times while it is far from the bound.
     """
-    never, state = float("inf"), _Open.of(family)
-    step = shortest(state.packer, first, state.bound_ns / (1.0 - gap), never)
+    state = _Open.of(family)
+    step = shortest(state.packer, first, state.bound_ns / (1.0 - gap), NEVER)
     for attempt in range(_TURNS):
         limit_ns = (step.time_ns + state.bound_ns) / 2 if attempt else step.time_ns
-        proof = priced(family, state.packer.shared, limit_ns, never)
+        proof = priced(family, state.packer.shared, limit_ns, NEVER)
         state.bound_ns = max(state.bound_ns, proof.bound_ns)
         if len(proof.rows) and state.bound_ns < step.time_ns * (1.0 - gap):
             turns = dealt(state.packer, proof, limit_ns)
-            reworked_step = improve_turns(state.packer, turns, later, state.bound_ns / (1.0 - gap), never)
+            reworked_step = improve_turns(state.packer, turns, later, state.bound_ns / (1.0 - gap), NEVER)
             step = min(step, reworked_step, key=_time_ns)
         if state.bound_ns >= step.time_ns * (1.0 - _FAR):
             break
     return step, min(state.bound_ns, step.time_ns)
 
 
-def _visit(state: _Open, below_ns: float, gap: float, deadline: float) -> None:
+def _visit(state: _Open, below_ns: float, gap: float, deadline: Deadline) -> None:
     """Search a shorter step of the family, or prove a higher bound and build a step from its solution."""
     state.visits += 1
     if state.visits == 1:

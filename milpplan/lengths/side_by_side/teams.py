@@ -57,6 +57,7 @@ from milpplan.lengths.bounds import glop
 from milpplan.lengths.bounds.master import Contents, can_price, solve_master
 from milpplan.lengths.bounds.work_bounds import latencies
 from milpplan.lengths.cost_tables import times_of_several
+from milpplan.lengths.deadline import Deadline
 from milpplan.lengths.single.packing_local_search import Timer
 from milpplan.simulation import FloatArray, IntArray
 
@@ -378,14 +379,14 @@ class Priced:
     """Slot time over M, [n] ns: no micro-batch of these steps is worth more than its time."""
 
 
-def priced(family: Family, shared: SharedWork, limit_ns: float, deadline: float) -> Priced:
+def priced(family: Family, shared: SharedWork, limit_ns: float, deadline: Deadline) -> Priced:
     """Bound the steps of ``family`` below the limit by column generation.
 
     Args:
         family: the strategies.
         shared: its linear bound, with the first prices.
         limit_ns: steps of at least this time do not count.
-        deadline: of ``perf_counter``.
+        deadline: end of the search.
     """
     fixed_cost_ns = family.min_fixed_cost_ns
     problems = [Contents.of(family.pool, member, limit_ns - fixed_cost_ns) for member in family.members]

@@ -22,7 +22,6 @@ improved.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -33,6 +32,7 @@ from milpplan.lengths.bounds import StageLoads, Window
 from milpplan.lengths.bounds.long_sequence import best_loads
 from milpplan.lengths.bounds.work_bounds import PipelineWorkBound
 from milpplan.lengths.cost_tables import Tables, ring_times
+from milpplan.lengths.deadline import NEVER, Deadline
 from milpplan.simulation import FloatArray, IntArray
 
 # Numbers of micro-batches that are tried first; then those next to the best.
@@ -61,12 +61,12 @@ class _Shapes:
 
     stages: StageLoads
     num_stages: int
-    deadline: float
+    deadline: Deadline
 
     @property
     def late(self) -> bool:
         """True if the deadline has passed, so that only missing shapes are computed."""
-        return time.perf_counter() > self.deadline
+        return self.deadline.passed
 
     def of(self, number: int, place: int, load: float, least: float) -> _Shape | None:
         """Return the shape of ``number`` micro-batches with at least ``least`` at index ``place``; None if they do
@@ -108,12 +108,12 @@ class _Shapes:
 
 
 def packings_by_shape(
-    work_bound: PipelineWorkBound, load: Load, max_quanta: int, deadline: float = float("inf")
+    work_bound: PipelineWorkBound, load: Load, max_quanta: int, deadline: Deadline = NEVER
 ) -> list[tuple[IntArray, ...]]:
     """Return replicas [v, n] of all sequences, with the longest ones on one, two ... or all of them.
 
-    Empty if the shapes do not hold the sequences. Shapes are computed until the ``deadline`` (of
-    ``perf_counter``).
+    Empty if the shapes do not hold the sequences. Shapes are computed until the
+    ``deadline``.
     """
     shapes = _Shapes(_typical(work_bound.stages), work_bound.num_stages, deadline)
     items = np.repeat(np.arange(len(load.lengths)), load.counts)[::-1]
@@ -350,14 +350,22 @@ _ROUND = 60
 _FIRST, _LAST = 3e-3, 1e-5
 
 
-def improved(timer: Timer, replicas: list[IntArray], effort: int, changes: int = CHANGES) -> list[IntArray]:
+def improved(
+    timer: Timer,
+    replicas: list[IntArray],
+    effort: int,
+    changes: int = CHANGES,
+    deadline: Deadline = NEVER,
+) -> list[IntArray]:
     """Return the best packing met in as many rounds as ``effort`` allows, each with some changes of the slowest
-    replica."""
-    best = improved_replicas([Replica.of(timer, replica) for replica in replicas], effort, changes)
+    replica, or until the ``deadline``."""
+    best = improved_replicas([Replica.of(timer, replica) for replica in replicas], effort, changes, deadline)
     return [replica.packed for replica in best]
 
 
-def improved_replicas(replicas: Sequence[Replica], effort: int, changes: int = CHANGES) -> list[Replica]:
+def improved_replicas(
+    replicas: Sequence[Replica], effort: int, changes: int = CHANGES, deadline: Deadline = NEVER
+) -> list[Replica]:
     """Return the best replicas met, as ``improved`` does; each replica may have its own timer."""
     random = np.random.default_rng(1)
     current = list(replicas)
@@ -366,6 +374,8 @@ def improved_replicas(replicas: Sequence[Replica], effort: int, changes: int = C
     rounds = effort // (_ROUND + max(map(_work, current)))
     best, best_ns = list(current), max(replica.time_ns for replica in current)
     for round_index in range(rounds):
+        if deadline.passed:
+            break
         threshold = _FIRST * (_LAST / _FIRST) ** (round_index / rounds)
         times = [replica.time_ns for replica in current]
         slowest = int(np.argmax(times))

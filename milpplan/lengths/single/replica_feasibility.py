@@ -26,7 +26,6 @@ If all sequences are equal, a feasible replica gives a packing of all: the other
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -35,6 +34,7 @@ import numpy as np
 from milpplan.errors import SolverError
 from milpplan.lengths import StrategyTables, micro_batch_times, pipeline_ns
 from milpplan.lengths.cost_tables import StageTimes
+from milpplan.lengths.deadline import Deadline
 from milpplan.optimize.milp.backends import AUTO, backend, check_infeasible
 from milpplan.optimize.milp.program import Program, ProgramBuilder
 from milpplan.optimize.milp.solution import Limits
@@ -110,21 +110,23 @@ class ReplicaFeasibility:
         feasible_ns = [ns for ns in self.feasible_ns.values() if ns]
         return time_ns if self._equal else min([time_ns, *(_LESS * ns for ns in feasible_ns)])
 
-    def run(self, time_ns: float, backend_name: str, pause: float, deadline: float) -> tuple[IntArray, ...] | None:
+    def run(
+        self, time_ns: float, backend_name: str, pause: Deadline, deadline: Deadline
+    ) -> tuple[IntArray, ...] | None:
         """Exclude numbers of micro-batches, or find a replica within the time.
 
         Args:
             time_ns: time of a replica.
             backend_name: solver.
-            pause: of ``perf_counter``; no program is begun later.
-            deadline: of ``perf_counter``; ends a running program.
+            pause: after it no program is begun later.
+            deadline: ends a running program.
 
         Returns:
             The packing of all sequences that a feasible replica gives if they are equal, [v, 1] each.
         """
         for number in self.open_numbers(time_ns):
-            left_s = deadline - time.perf_counter()
-            if self.done(time_ns) or left_s <= 0.0 or time.perf_counter() > pause:
+            left_s = deadline.left_s
+            if self.done(time_ns) or left_s <= 0.0 or pause.passed:
                 break
             if self.feasible_ns.get(number, np.inf) > time_ns:
                 replica = self._replica(number, time_ns, backend_name, left_s)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import product
@@ -28,6 +27,7 @@ import numpy as np
 
 from milpplan.lengths.bounds import PipelineCuts, best_profile
 from milpplan.lengths.bounds.pipeline_bounds import BestLoads
+from milpplan.lengths.deadline import NEVER, Deadline
 from milpplan.lengths.tabled import (
     FloatArray,
     Group,
@@ -46,7 +46,7 @@ _TRIES = 4
 
 
 def pack(
-    kind: Kind, cuts: PipelineCuts, counts: Int64Array, rounds: int = 60, deadline: float = float("inf")
+    kind: Kind, cuts: PipelineCuts, counts: Int64Array, rounds: int = 60, deadline: Deadline = NEVER
 ) -> Packing | None:
     """Pack ``counts`` [K] sequences by construction and local search.
 
@@ -55,7 +55,7 @@ def pack(
         cuts: its bounds by number of micro-batches, which rank the numbers.
         counts: sequences of each length, [K].
         rounds: maximum rounds of the local search.
-        deadline: after it (on the clock of ``perf_counter``) the first packing is returned.
+        deadline: after it the first packing is returned.
 
     Returns:
         A packing; None if no packing within memory was found.
@@ -69,7 +69,7 @@ def pack(
         starts = []
         for number in _promising(kind, cuts, counts):
             starts.append(_by_profile(kind, counts, number, deadline))
-            if starts[-1] is not None and time.perf_counter() > deadline:
+            if starts[-1] is not None and deadline.passed:
                 break
     packings = [start for start in starts if start is not None]
     packings.sort(key=lambda packing: packing.time_ns)
@@ -89,7 +89,7 @@ def _promising(kind: Kind, cuts: PipelineCuts, counts: Int64Array) -> list[int]:
     return numbers[:_TRIES] or [max(1, min(fewest + 1, largest))]
 
 
-def _by_profile(kind: Kind, counts: Int64Array, number: int, deadline: float) -> Packing | None:
+def _by_profile(kind: Kind, counts: Int64Array, number: int, deadline: Deadline) -> Packing | None:
     """Fill ``number`` micro-batches towards their best real loads, longest sequence first.
 
     After the ``deadline`` no programs are solved for loads around long sequences: these take the loads without
@@ -110,7 +110,7 @@ def _by_profile(kind: Kind, counts: Int64Array, number: int, deadline: float) ->
 
 
 def _targets_around_long(
-    kind: Kind, plain: FloatArray, long: list[int], load: int, deadline: float
+    kind: Kind, plain: FloatArray, long: list[int], load: int, deadline: Deadline
 ) -> tuple[list[FloatArray], list[tuple[int, int, int]]]:
     """Compute every replica's target loads around its long sequences.
 
@@ -129,7 +129,7 @@ def _targets_around_long(
     for replica, sequences in enumerate(long_of_replica):
         floors = tuple(zip(positions, (int(kind.units[k]) for k in sequences), strict=False))
         total = max(load, sum(floor for _, floor in floors))
-        is_late = time.perf_counter() > deadline
+        is_late = deadline.passed
         profile = None if is_late else best_profile(kind.pipeline, number, total, kind.cap_units, floors)
         targets.append(plain if profile is None else profile.units)
         placed += [(replica, position, k) for position, k in zip(positions, sequences, strict=False)]

@@ -18,12 +18,12 @@ random numbers have a fixed seed.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from milpplan.lengths.deadline import NEVER, Deadline
 from milpplan.lengths.tabled import (
     FloatArray,
     Int64Array,
@@ -56,19 +56,19 @@ class _Replica:
         self.time_ns = int(pipeline_times_ns(self.kind.pipeline, self.loads()))
 
 
-def improve(packings: Sequence[Packing], rounds: int, deadline: float = float("inf")) -> list[Packing]:
+def improve(packings: Sequence[Packing], rounds: int, deadline: Deadline = NEVER) -> list[Packing]:
     """Shorten the slowest replica of a group, one best exchange a round.
 
     Args:
         packings: the packings of the group's kinds.
         rounds: maximum number of exchanges.
-        deadline: no round starts after it (on the clock of ``perf_counter``).
+        deadline: no round starts after it.
     """
     replicas = [_Replica(packing.kind, packed) for packing in packings for packed in packing.replicas]
     for replica in replicas:
         replica.put(replica.packed)
     for _ in range(rounds):
-        if time.perf_counter() > deadline:
+        if deadline.passed:
             break
         slow = max(replicas, key=lambda replica: replica.time_ns)
         others = [replica for replica in replicas if replica is not slow]

@@ -56,6 +56,7 @@ import numpy as np
 
 from milpplan.errors import InfeasibleError, SolverError
 from milpplan.lengths.bounds import IdleTimeBound, PipelineCuts
+from milpplan.lengths.deadline import Deadline
 from milpplan.lengths.tabled.assignment_program import (
     DEFAULT_FRACTIONS,
     Proof,
@@ -367,7 +368,7 @@ class _Search:
         self.solver = solver
         self.relative_gap = relative_gap
         self.cpu_start = time.process_time()
-        self.deadline = time.perf_counter() + time_limit_s
+        self.deadline = Deadline.after(time_limit_s)
         self.cuts = {kind: PipelineCuts(kind) for kind in problem.kinds}
         self.best: GroupedPlan | None = None
         self.sets = ranked_sets(problem, self.cuts)
@@ -393,7 +394,7 @@ class _Search:
             if record.bound_ns >= self.target_ns():
                 # Sets are in the order of their bounds.
                 break
-            if self.best is not None and time.perf_counter() >= self.deadline:
+            if self.best is not None and self.deadline.passed:
                 break
             self.examine(record)
         if waits:
@@ -404,7 +405,7 @@ class _Search:
         """Plan the most promising sets that only need balancing, before any program is solved."""
         started: list[Group] = []
         for record in self.sets[:_STARTS] if self.problem.num_sequences <= _START_SEQUENCES else ():
-            if started and time.perf_counter() >= self.deadline:
+            if started and self.deadline.passed:
                 break
             kinds = self.problem.kinds_of(record.used[0])
             first = first_packings(kinds) if len(record.used) == 1 and has_single_micro_batches(kinds) else None
@@ -413,7 +414,7 @@ class _Search:
                 started.append(Group(record.used[0], tuple(exchange_pairs(balanced_packings))))
         started.sort(key=lambda group: group.time_ns)
         for group in started[:_STARTS_MORE]:
-            is_late = self.best is not None and time.perf_counter() >= self.deadline
+            is_late = self.best is not None and self.deadline.passed
             balanced_packings = balance(
                 group.packings, 0 if is_late else 4 * _START_ROUNDS, self._group_cutoff_ns((group.strategy,))
             )
@@ -445,7 +446,7 @@ class _Search:
         """Add idle time around long sequences, while the set with the smallest bound gains from it."""
         learned: dict[Kind, IdleTimeBound] = {}
         corrections = dict.fromkeys((record.used for record in self.sets), 0)
-        while self.best is not None and time.perf_counter() < self.deadline:
+        while self.best is not None and not self.deadline.passed:
             record = min(self.sets, key=lambda candidate: candidate.bound_ns)
             pipelines = [kind for kind in self.problem.kinds_of(record.used[0]) if kind.pipeline.num_stages > 1]
             if record.bound_ns >= self.target_ns() or len(record.used) > 1 or not pipelines:
@@ -540,7 +541,7 @@ class _Search:
             program = assignment_program(self.problem, record.used, self.cuts, unit_ns, waits=capacity_rows)
             limits = Limits(time_limit_s=1.0, relative_gap=self.relative_gap / 64)
             values = self._solve_or_other(program.program, limits).values
-            if values is None or time.perf_counter() >= self.deadline:
+            if values is None or self.deadline.passed:
                 return
             answer_loads = program.loads(np.rint(values.astype(np.float64)).astype(np.int64))
             loads = dict(zip(program.kinds, answer_loads.values(), strict=True))
@@ -552,7 +553,7 @@ class _Search:
 
     def _solve_program(self, record: SetRecord, program: Program, unit_ns: int, by: Proof) -> Int64Array | None:
         """Solve a program below the incumbent. Raises the bound of the record, and returns the values."""
-        remaining_s = max(1.0, self.deadline - time.perf_counter())
+        remaining_s = max(1.0, self.deadline.left_s)
         share = 64 if by == "waits" else 8
         limits = Limits(time_limit_s=max(1.0, _SHARE * remaining_s), relative_gap=self.relative_gap / share)
         # Plans between the cutoff and the incumbent gain nothing, and their absence is hard to prove.
@@ -622,7 +623,7 @@ class _Search:
         if self.best is not None:
             groups = [exchange_in_group(group) for group in self.best.groups]
             self._keep(arranged(self.problem, groups))
-        while self.best is not None and time.perf_counter() < self.deadline:
+        while self.best is not None and not self.deadline.passed:
             if self.bound_ns() >= self.target_ns() or not self._keep(
                 relocate(self.best, self.cuts, self._plan_of)
             ):

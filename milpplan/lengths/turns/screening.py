@@ -10,13 +10,13 @@ target holds no shorter step, whatever its switches take.
 from __future__ import annotations
 
 import heapq
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from milpplan.errors import InvalidInputError
+from milpplan.lengths.deadline import NEVER, Deadline
 from milpplan.lengths.parameters import PARAMETERS
 from milpplan.lengths.turns.lagrangian_mixtures import (
     SAFETY,
@@ -73,10 +73,12 @@ class ScreeningResult:
     """Infinite if none was dropped."""
 
 
-def screened(problem: Bounded, max_strategies: int, target_ns: float, deadline: float = np.inf) -> ScreeningResult:
+def screened(
+    problem: Bounded, max_strategies: int, target_ns: float, deadline: Deadline = NEVER
+) -> ScreeningResult:
     """Return the sets of two and more strategies with a bound below ``target_ns``.
 
-    After the ``deadline`` (of ``perf_counter``) no set grows beyond two, and the larger sets get a common bound.
+    After the ``deadline``  no set grows beyond two, and the larger sets get a common bound.
 
     Raises:
         InvalidInputError: there are too many sets.
@@ -105,7 +107,7 @@ def screened(problem: Bounded, max_strategies: int, target_ns: float, deadline: 
             )
         larger = []
         for strategies, min_shares, grown_bound in grown:
-            if size > 2 and time.perf_counter() > deadline:
+            if size > 2 and deadline.passed:
                 dropped = min(dropped, grown_bound)
                 continue
             candidates = np.arange(strategies[-1] + 1, num_strategies)
@@ -144,18 +146,18 @@ def split(
     parts: Mapping[int, list[int]],
     sets: Sequence[StrategySet],
     target_ns: float,
-    deadline: float = np.inf,
+    deadline: Deadline = NEVER,
 ) -> ScreeningResult:
     """Bound the sets anew where every strategy is replaced by one of its ``parts``.
 
     The parts of a strategy cover it, so a set's bound is the minimum over all choices of parts. After the
-    ``deadline`` (of ``perf_counter``) sets keep their bounds.
+    ``deadline``  sets keep their bounds.
     """
     open_sets: list[StrategySet] = []
     dropped, last = np.inf, None
     for start in range(0, len(sets), PARAMETERS.screening_batch):
         batch = sets[start : start + PARAMETERS.screening_batch]
-        if time.perf_counter() > deadline:
+        if deadline.passed:
             open_sets += sets[start:]
             break
         for size in {len(strategy_set.strategies) for strategy_set in batch}:

@@ -8,7 +8,6 @@ one of its strategies holds (``exclusive_sequences``).
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
@@ -18,6 +17,7 @@ import numpy as np
 from milpplan.lengths import StrategyTables
 from milpplan.lengths.bounds.exclusive_sequences import ExclusiveProgram
 from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound
+from milpplan.lengths.deadline import Deadline
 from milpplan.lengths.parameters import PARAMETERS
 from milpplan.lengths.turns.lagrangian_mixtures import Bounded, IntervalBounds, Kind
 from milpplan.lengths.turns.screening import Node, ScreeningResult, StrategySet, branched, screened, split
@@ -41,24 +41,24 @@ class SetBounds:
         self.programs: dict[int, list[tuple[int, LinearBounds]]] = {}
         self.last_programs: dict[tuple[int, int], ExclusiveProgram] = {}
 
-    def screen(self, max_strategies: int, target_ns: float, deadline: float) -> ScreeningResult:
+    def screen(self, max_strategies: int, target_ns: float, deadline: Deadline) -> ScreeningResult:
         """Return the sets that may hold a step below ``target_ns``: by cheap bounds, by work bounds of pipelines,
         then by intervals."""
         pool, members = self.pool, self.members
         self.linear_bounds = [pool.linear_bounds(member, shared_memory=True) for member in members]
         self.interval_bounds = IntervalBounds(pool, members, self.linear_bounds)
-        end = time.perf_counter() + PARAMETERS.screening_share * (deadline - time.perf_counter())
+        end = deadline.share(PARAMETERS.screening_share)
         result = screened(
             self.screening_problem(list(range(len(members))), self.linear_bounds), max_strategies, target_ns, end
         )
         dropped_ns = result.dropped_ns
-        end = time.perf_counter() + PARAMETERS.refinement_share * (deadline - time.perf_counter())
+        end = deadline.share(PARAMETERS.refinement_share)
         # The pipelines of sets with the lowest bounds come first.
         for strategy in dict.fromkeys(strategy for open_set in result.sets for strategy in open_set.strategies):
-            if pool.num_stages(members[strategy]) > 1 and time.perf_counter() < end:
+            if pool.num_stages(members[strategy]) > 1 and not end.passed:
                 self.pipelines_with_loads.add(strategy)
                 pool.work_bound(members[strategy], shared_memory=True)
-        end = time.perf_counter() + PARAMETERS.refinement_share * (deadline - time.perf_counter())
+        end = deadline.share(PARAMETERS.refinement_share)
         result = self.split_by_intervals(result.sets, target_ns, end)
         num_sets = Counter(strategy for strategy_set in result.sets for strategy in strategy_set.strategies)
         self.common_strategies = {
@@ -67,7 +67,7 @@ class SetBounds:
         return ScreeningResult(result.sets, min(dropped_ns, result.dropped_ns))
 
     def split_by_intervals(
-        self, sets: Sequence[StrategySet], target_ns: float, deadline: float
+        self, sets: Sequence[StrategySet], target_ns: float, deadline: Deadline
     ) -> ScreeningResult:
         """Bound sets anew with their pipelines' work in intervals, own-memory bounds and exclusive sequences,
         until the ``deadline``."""
@@ -171,7 +171,7 @@ class SetBounds:
         first_exclusive = self.first_exclusive(strategies, strategy)
         return [bounds for first, bounds in self.programs[strategy] if first >= first_exclusive]
 
-    def prove_exclusive(self, node: Node, target_ns: float, deadline: float) -> bool:
+    def prove_exclusive(self, node: Node, target_ns: float, deadline: Deadline) -> bool:
         """Bound the set's pipelines of one replica by programs of their exclusive sequences; return whether there
         was one."""
         strategies, pool = node.screened.strategies, self.pool

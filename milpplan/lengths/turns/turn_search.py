@@ -25,13 +25,13 @@ over, a set keeps its bound.
 from __future__ import annotations
 
 import heapq
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from milpplan.lengths import Packed, Step, StrategyTables, Switches, cutoff_ns
+from milpplan.lengths.deadline import NEVER, Deadline
 from milpplan.lengths.heterogeneous.count_program import HeterogeneousStep
 from milpplan.lengths.parameters import PARAMETERS
 from milpplan.lengths.side_by_side.teams import TeamStep
@@ -86,7 +86,7 @@ class Orders:
         return Step(running[tour.home], tuple(running[index] for index in tour.order), dict(packed), tour.time_ns)
 
     def arranged(
-        self, members: list[int], counts: Mapping[int, IntArray], deadline: float = float("inf")
+        self, members: list[int], counts: Mapping[int, IntArray], deadline: Deadline = NEVER
     ) -> Step | None:
         """Pack and time the groups exactly, in the best order; None if one was not packed.
 
@@ -122,7 +122,7 @@ class TurnSearch:
         self.polished = False
         # A set with pipelines was packed.
         self.packed_first = False
-        self.deadline = float("inf")
+        self.deadline = NEVER
 
     @property
     def bound_ns(self) -> float:
@@ -139,13 +139,7 @@ class TurnSearch:
         if step.time_ns < self.best.time_ns:
             self.best = step
 
-    def run(
-        self,
-        max_strategies: int,
-        deadline: float,
-        poll: Callable[[], object] = bool,
-        pause_ns: Callable[[], float] = lambda: np.inf,
-    ) -> None:
+    def run(self, max_strategies: int, deadline: Deadline) -> None:
         """Screen all sets, then tighten the bounds of those that stay open (``tighten``)."""
         if len(self.members) > 1 and max_strategies > 1:
             self.deadline = deadline
@@ -159,33 +153,24 @@ class TurnSearch:
             self.nodes = [self.node(screened, number) for number, screened in enumerate(screening.sets[:limit])]
         self.is_bounded = True
         self._first(self.nodes)
-        self.tighten(poll, pause_ns)
+        self.tighten(deadline)
 
-    def tighten(
-        self,
-        poll: Callable[[], object] = bool,
-        pause_ns: Callable[[], float] = lambda: np.inf,
-    ) -> None:
-        """Tighten the set with the lowest bound by its next bounding step, until no set is open.
+    def tighten(self, deadline: Deadline) -> None:
+        """Tighten the set with the lowest bound by its next bounding step, until no set is open or the
+        ``deadline``.
 
         A set whose strategies got stronger own-memory bounds applies those first.
-
-        Args:
-            poll: called between two bounding steps; it may ``take`` a step.
-            pause_ns: gives the bound in ns at which to return early.
         """
+        self.deadline = deadline
         open_sets = list(self.nodes)
         heapq.heapify(open_sets)
         # Sets without further bounding steps for now.
         exhausted: list[Node] = []
         while True:
-            poll()
             for node in [node for node in exhausted if self._has_stronger_bounds(node)]:
                 heapq.heappush(open_sets, node)
                 exhausted.remove(node)
-            cutoff_ns = min(self.target_ns, pause_ns())
-            is_late = time.perf_counter() > self.deadline
-            if is_late or not open_sets or open_sets[0].bound_ns >= cutoff_ns:
+            if self.deadline.passed or not open_sets or open_sets[0].bound_ns >= self.target_ns:
                 break
             lowest = open_sets[0]
             if self._has_stronger_bounds(lowest):
@@ -219,9 +204,9 @@ class TurnSearch:
 
     def _first(self, nodes: list[Node]) -> None:
         """Pack the first sets without pipelines: their bounds are tight, and a short step prunes other sets."""
-        end = self._end_after(PARAMETERS.packed_first_share * (self.deadline - time.perf_counter()))
+        end = self.deadline.share(PARAMETERS.packed_first_share)
         for node in [node for node in nodes if not self._pipelines_of(node)][: PARAMETERS.num_packed_first]:
-            if time.perf_counter() > end or node.bound_ns >= self.target_ns:
+            if end.passed or node.bound_ns >= self.target_ns:
                 break
             self._price(node)
             self._coarse(node)
@@ -232,7 +217,7 @@ class TurnSearch:
     def _polish(self, bound_ns: float) -> None:
         """Pack the groups of the shortest steps with more effort if their loss may close the gap."""
         for step in sorted(self.steps, key=lambda step: step.time_ns)[: PARAMETERS.max_improved_turns]:
-            if bound_ns >= self.target_ns or time.perf_counter() > self.deadline:
+            if bound_ns >= self.target_ns or self.deadline.passed:
                 break
             packed = dict(step.packed)
             loss_ns = {
@@ -338,15 +323,11 @@ class TurnSearch:
         """Pack the step that the linear programs suggest, for the first set that gets here."""
         if not self.packed_first:
             self.packed_first = True
-            self._arrange(node, self._linear_splits(node), time.perf_counter() + PARAMETERS.first_set_packing_s)
-
-    def _end_after(self, seconds: float) -> float:
-        """Return the time so many seconds from now, at most the deadline."""
-        return min(self.deadline, time.perf_counter() + seconds)
+            self._arrange(node, self._linear_splits(node), self.deadline.within(PARAMETERS.first_set_packing_s))
 
     def _exclusive(self, node: Node) -> None:
         """Bound the set by programs of its pipelines' exclusive sequences."""
-        if self.bounds.prove_exclusive(node, self.target_ns, self._end_after(PARAMETERS.exclusive_s)):
+        if self.bounds.prove_exclusive(node, self.target_ns, self.deadline.within(PARAMETERS.exclusive_s)):
             self._longest(node)
 
     def _longest(self, node: Node) -> None:
@@ -362,12 +343,12 @@ class TurnSearch:
         """Pack the steps that the linear programs of the set's bounds suggest."""
         self._arrange(node, self._linear_splits(node))
 
-    def _arrange(self, node: Node, splits: Sequence[IntArray], deadline: float = np.inf) -> None:
+    def _arrange(self, node: Node, splits: Sequence[IntArray], deadline: Deadline = NEVER) -> None:
         """Pack the steps of a set that divide its sequences like ``splits`` ([q, n] each), until the
         ``deadline``."""
         members = self._members_of(node)
         for split in splits:
-            if time.perf_counter() > deadline:
+            if deadline.passed:
                 break
             counts = {
                 member: held_counts
