@@ -230,6 +230,7 @@ REFUSED = {
     "target_version": ["--target-version", "1"],
     "space": ["--space", "any"],
     "tokens": ["--tokens", "1e9"],
+    "workers": ["--workers", "2"],
     "witness": ["--no-witness"],
     "robust": ["--robust"],
     "scenarios": ["--scenarios", "s.toml"],
@@ -260,7 +261,7 @@ TAKEN = {
         "grad_dtype",
         "fix",
     ),
-    *("backend", "time_limit", "gap", "seed", "workers", "lengths", "max_strategies", "tokens_per_step", "align"),
+    *("backend", "time_limit", "gap", "seed", "lengths", "max_strategies", "tokens_per_step", "align"),
     *("padding", "mask", "buckets", "bucket_count", "baselines", "side_by_side", "unlike_replicas", "hetu", "out"),
     # Only --target has a price.
     *("as_json", "price_limit", "ignore", "verbose", "progress", "memory_margin", "stack"),

@@ -483,6 +483,7 @@ def _solve_lengths(words: SolveWords, asked: LengthOptions) -> ExitCode:
         "--deadline-hours": words.deadline_hours,
         "--deadline-days": words.deadline_days,
         "--tokens": words.tokens,
+        "--workers": words.workers is not None,
         "--no-witness": not words.witness,
         "--fastest": words.fastest,
         "--method": words.method != "search",

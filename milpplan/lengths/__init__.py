@@ -39,9 +39,8 @@ if TYPE_CHECKING:
         StrategyTables,
         cutoff_ns,
         pack_padded,
-        recomputes_less,
     )
-    from milpplan.lengths.switches import Switches
+    from milpplan.lengths.turns.switches import Switches
     from milpplan.lengths.workload import (
         LogNormal,
         Mixture,

@@ -49,7 +49,6 @@ from milpplan.lengths.cost_tables import replicas_ns
 from milpplan.lengths.deadline import NEVER, Deadline
 from milpplan.lengths.records import BaselineStep
 from milpplan.lengths.strategy_tables import Packed, StrategyTables
-from milpplan.lengths.switches import NEVER_NS, Switches
 from milpplan.lengths.tabled import (
     GroupedPlan,
     GroupedProblem,
@@ -60,6 +59,7 @@ from milpplan.lengths.tabled import (
 )
 from milpplan.lengths.tabled.assignment_program import ranked_sets
 from milpplan.lengths.tabled.plan import tour_time_ns
+from milpplan.lengths.turns.switches import NEVER_NS, Switches
 from milpplan.simulation import IntArray
 from milpplan.units import NS_PER_S
 

@@ -548,12 +548,5 @@ def _dominates(rival: SizedCandidate, candidate: SizedCandidate) -> bool:
         rival.own_memory_quanta >= candidate.own_memory_quanta
         and rival.shared_memory_quanta >= candidate.shared_memory_quanta
     )
-    return recomputes_less(rival, candidate) and holds_as_much
-
-
-def recomputes_less(rival: SizedCandidate, candidate: SizedCandidate) -> bool:
-    """Return whether ``rival`` recomputes less than ``candidate`` in the same layout: none of its micro-batches is
-    slower."""
-    order = ("none", "selective", "full")
-    a, b = rival.candidate, candidate.candidate
-    return a.layout == b.layout and order.index(a.recompute) < order.index(b.recompute)
+    order, a, b = ("none", "selective", "full"), rival.candidate, candidate.candidate
+    return holds_as_much and a.layout == b.layout and order.index(a.recompute) < order.index(b.recompute)

@@ -44,7 +44,7 @@ READ: Final = {
 SMALL: Final = "solve llama3-8b dgx-h100 --gpus 32 --global-batch 64"
 UNEVEN: Final = "solve llama2-13b dgx-a100-40 --gpus 16 --global-batch 32 --fix pp=4"
 MIXED: Final = "solve llama2-7b dgx-a100-80:8+dgx-h100:8 --global-batch 32 --fix tp=4"
-LENGTHS: Final = "solve llama2-7b dgx-h100 --gpus 8 --lengths lengths.txt --global-batch 48 --workers 1 --gap 0.05"
+LENGTHS: Final = "solve llama2-7b dgx-h100 --gpus 8 --lengths lengths.txt --global-batch 48 --gap 0.05"
 UNIFORM: Final = "--space uniform"
 
 COMMANDS: Final[dict[str, str]] = {

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
-from itertools import permutations
 
 import numpy as np
 import pytest
 
-from milpplan.lengths import StrategyTables, micro_batch_times, recomputes_less, replicas_ns
+from milpplan.lengths import StrategyTables, micro_batch_times, replicas_ns
 from milpplan.lengths.bounds import (
     FREE,
     HOLDS,
@@ -20,11 +19,9 @@ from milpplan.lengths.bounds import (
     PinnedItem,
     Start,
     Window,
-    around_larger,
     best_mixture,
     improved,
     optimise_prices,
-    with_larger,
     worths,
 )
 from milpplan.lengths.deadline import Deadline
@@ -300,44 +297,6 @@ def test_parts_of_a_workload_are_bounded_by_what_sequences_are_worth() -> None:
             if rows[:, -1].any():
                 assert group.long_bounds[0].at(float((rows @ known.sequence_loads).sum())) <= exact
     assert told > 0
-
-
-def test_what_is_proved_holds_for_those_that_recompute_more() -> None:
-    """Of the same layout, with what is known of larger micro-batches: no replica of the one that recomputes more,
-    with large micro-batches or without, is below, nor its best packing; and it is more than its own lines say."""
-    found, random, checked, rose = pool(), np.random.default_rng(5), 0, 0
-    longest = found.load.lengths[-1]
-    for one, other in permutations(range(len(found.members)), 2):
-        stages, grains = found.num_stages(one), found.max_quanta(one, shared_memory=False)
-        if (
-            stages == 1
-            or grains * GRAIN < longest
-            or not recomputes_less(found.members[one], found.members[other])
-        ):
-            continue
-        most = found.max_quanta(other, shared_memory=False)
-        lines = found.work_bound(other, shared_memory=False)
-        loads = found.work_bound(one, shared_memory=False).with_longest(float("inf"))
-        filled = ConfigurationBound(loads, contents_of(one))
-        filled.run(loads.workload_bound_ns * 1.03, Deadline.after(1.0))
-        items = found.micro_batch_pricing(other).items
-        larger = around_larger(lines, items, grains, lines.total_load, 2.0 * lines.workload_bound_ns)
-        told = with_larger(filled.loads, lines, larger.boxes)
-        packed = found.pack(other, found.load.counts, most)
-        assert packed is not None
-        assert told.workload_bound_ns <= packed.time_ns
-        rose += told.workload_bound_ns > lines.workload_bound_ns
-        candidate = found.members[other].candidate
-        for _ in range(40):
-            rows = random_micro_batches(found, most, random, int(random.integers(2, 12)))
-            exact = int(
-                replicas_ns(found.problem, candidate, found.load.lengths, (rows,), found.load.rules.mask)[0]
-            )
-            load = float((rows @ told.sequence_loads).sum()) * told.num_replicas
-            assert told.at(load) <= exact
-            checked += bool((rows @ (found.load.lengths // GRAIN) > grains).any())
-    assert checked > 10
-    assert rose > 0
 
 
 def test_whole_sequences_raise_what_is_proved_of_pipelines() -> None:
