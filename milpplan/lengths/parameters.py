@@ -35,17 +35,17 @@ class SearchParameters:
     """Starts that are longer than the best packing by more than this share after little effort get no more."""
     max_improved_singles: int = 3
     """Number of strategies that are improved."""
-    hopeless_excess: float = 0.01
-    """Relative excess over the best step from which a strategy of one stage is not improved."""
-    hopeless_pipeline_excess: float = 0.04
-    """Relative excess over the best step from which a pipeline is not improved."""
+    hopeless_excess: float = 0.02
+    """Relative excess over the best step from which a strategy is not improved."""
+    proof_share: float = 0.65
+    """Share of a slice for proofs of single strategies before the best one is improved."""
     first_packing_s: float = 1.0
     """Seconds of a first packing."""
     shapes_s: float = 1.0
     """Seconds of starts from load shapes, as programs of deep pipelines are slow."""
     configuration_rise: float = 0.02
     """Relative rise of the bound that one call of the configuration bound aims at."""
-    num_packed_early: int = 3
+    num_packed_early: int = 6
     """Number of pipelines that are packed early."""
     configuration_s: float = 0.5
     """Seconds per call of the configuration bound."""
@@ -109,8 +109,6 @@ class SearchParameters:
     """Share of all sequences that is added to what a strategy holds before prices are sought."""
     max_prices: int = 4
     """Maximum number of price vectors of a strategy."""
-    hopeless_heterogeneous_excess: float = 0.02
-    """Relative excess over the best step from which more effort is hopeless."""
     packing_ratio: float = 0.5
     """Number of packings for each proof, while proofs make progress."""
     max_program_s: float = 10.0

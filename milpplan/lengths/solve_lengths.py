@@ -86,7 +86,7 @@ def solve_lengths(
     load = Load(workload.lengths, workload.counts, alignment, rules)
     tables = StrategyTables.of(quantum_problem(problem, alignment), load)
     with_side_by_side = not rules.padded if side_by_side is None else side_by_side
-    singles = SingleStrategySearch(tables, gap, backend)
+    singles = SingleStrategySearch(tables, gap, backend, deadline)
     search = _Search(problem, singles, max_strategies, (with_side_by_side, unlike_replicas))
     interrupted = False
     try:

@@ -18,7 +18,7 @@ import numpy as np
 
 from milpplan.errors import IllegalPlanError, InfeasibleError, InvalidInputError
 from milpplan.lengths.bounds import PipelineCuts
-from milpplan.lengths.bounds.exclusive_sequences import exclusive_bounds, exclusive_pipeline_bounds, max_exclusive
+from milpplan.lengths.bounds.exclusive_sequences import exclusive_bounds, max_exclusive
 from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing
 from milpplan.lengths.bounds.pipeline_bounds import CountCuts
 from milpplan.lengths.bounds.work_bounds import (
@@ -300,12 +300,13 @@ class StrategyTables:
         return int((self.load.lengths <= max_tokens).sum())
 
     def bounds_with_longest(self, member: int, number: int) -> LinearBounds:
-        """Return bounds of groups with shared memory that hold the ``number`` longest sequences."""
+        """Return bounds of groups of one stage with shared memory that hold the ``number`` longest sequences."""
         key = (member, number)
         if key not in self.longest_bounds_cache:
             capacity = self.max_quanta(member, shared_memory=True)
-            build = exclusive_bounds if self.num_stages(member) == 1 else exclusive_pipeline_bounds
-            self.longest_bounds_cache[key] = build(self.tables[member], self.members[member], capacity, number)
+            self.longest_bounds_cache[key] = exclusive_bounds(
+                self.tables[member], self.members[member], capacity, number
+            )
         return self.longest_bounds_cache[key]
 
     def group_bound_ns(self, member: int, counts: IntArray) -> float:

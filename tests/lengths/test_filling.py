@@ -22,7 +22,6 @@ from milpplan.lengths.bounds import (
     best_mixture,
     improved,
     optimise_prices,
-    worths,
 )
 from milpplan.lengths.deadline import Deadline
 from tests.amounts import first
@@ -235,11 +234,6 @@ def test_prices_of_a_share_are_those_of_which_it_takes_most(share: float) -> Non
         assert again.at(needed) == pytest.approx(found_bound.at(needed), rel=1e-4)
         assert found_bound.at(needed) >= bound.at(needed)
         gained = max(gained, found_bound.at(needed) / bound.at(needed) - 1.0)
-        if share == 1.0:
-            prices = worths(filling, start, None, time_ns, np.inf)
-            assert prices == pytest.approx(found_bound.prices, rel=1e-2)
-            # Where there is no time, any will do.
-            assert worths(filling, start, None, time_ns, 0.0).shape == prices.shape
         for _ in range(30):
             held = random_micro_batches(found, most, random, number)
             if len(held) < number or (held.sum(axis=0) > found.load.counts).any():

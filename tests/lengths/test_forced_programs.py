@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from milpplan.lengths import Step, StrategyTables, replicas_ns
-from milpplan.lengths.bounds import ExclusiveProgram, Items, KnapsackDP, PinnedItem, exclusive_pipeline_bounds
+from milpplan.lengths.bounds import ExclusiveProgram, Items, KnapsackDP, PinnedItem
 from milpplan.lengths.deadline import Deadline
 from milpplan.lengths.turns import TurnSearch
 from tests.lengths.cases import pool, pool_of, random_micro_batches, random_packings, workload
@@ -92,8 +92,8 @@ def test_contents_with_loose_sequences_are_no_dearer() -> None:
 @pytest.mark.parametrize(("stages", "near"), [(2, 0.9), (4, 0.8)])
 def test_no_packing_of_what_is_held_is_below_the_programs(stages: int, near: float) -> None:
     """Random parts of the workload with the longest sequences of it, in few or many random micro-batches in any
-    order, and packed well, take no less than the program says; that comes close, and ways to put the first few of
-    them say less. One of some sequences more for sure would break."""
+    order, and packed well, take no less than the program says; that comes close. One of some sequences more for
+    sure would break."""
     found, random = _pool(), np.random.default_rng(stages)
     lengths, counts = found.load.lengths, found.load.counts
     members = [
@@ -108,7 +108,7 @@ def test_no_packing_of_what_is_held_is_below_the_programs(stages: int, near: flo
     member = members[0]
     one = found.members[member]
     whole = np.where(np.arange(len(lengths)) < first, 0, counts)
-    close, gained, broken = 0.0, 0.0, 0
+    close, broken = 0.0, 0
     for share in (0.7, 1.5):
         known, more = _program(found, member, first, share), _program(found, member, first - 9, share)
         cheap, before_ns = known.bounds, known.bound_ns
@@ -126,13 +126,8 @@ def test_no_packing_of_what_is_held_is_below_the_programs(stages: int, near: flo
             if turn < 4:
                 broken += more.bounds.at(held.astype(float)) > packed.time_ns
                 close = max(close, known.bounds.at(held.astype(float)) / packed.time_ns)
-        few = exclusive_pipeline_bounds(found.tables[member], one, one.shared_memory_quanta, 6).at(
-            whole.astype(float)
-        )
-        gained = max(gained, known.bounds.at(whole.astype(float)) / few)
     assert broken
     assert close > near, close
-    assert gained > 1.0, gained
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ import pytest
 from milpplan.lengths import StrategyTables, micro_batch_times, replicas_ns, workload_of
 from milpplan.lengths.bounds import master
 from milpplan.lengths.bounds.master import Contents, single_strategy_bound_ns
-from milpplan.lengths.deadline import NEVER
+from milpplan.lengths.deadline import NEVER, PASSED
 from milpplan.lengths.side_by_side import Family, families, priced, shared_work, simulate_turns
 from milpplan.lengths.side_by_side.team_quick import Packer
 from milpplan.lengths.side_by_side.team_search import Effort, TeamSearch, dealt, improve_turns
@@ -96,18 +96,18 @@ def test_what_prices_prove_is_between_the_linear_bound_and_all_steps() -> None:
     micro-batches hold every sequence."""
     found, random = family(), np.random.default_rng(6)
     shared = shared_work(found)
-    proved = priced(found, shared, math.inf, math.inf)
+    proved = priced(found, shared, math.inf, NEVER)
     assert shared.bound_ns < proved.bound_ns
     assert (proved.shares @ proved.rows >= found.pool.load.counts * (1 - 1e-9)).all()
     packer = Packer(found, shared)
     step = improve_turns(packer, dealt(packer, proved, math.inf), Effort(0, 1000, 10), 0.0, NEVER)
-    below = priced(found, shared, step.time_ns, math.inf)
+    below = priced(found, shared, step.time_ns, NEVER)
     assert proved.bound_ns * (1 - 1e-3) <= below.bound_ns <= step.time_ns
     for _ in range(3):
         assert simulate_turns(found, random_turns(found, random)).time_ns >= below.bound_ns
     assert step.time_ns <= 1.02 * below.bound_ns
     # Nothing is below half the bound; it is not known what there is above.
-    assert priced(found, shared, 0.5 * shared.bound_ns, math.inf).bound_ns == shared.bound_ns
+    assert priced(found, shared, 0.5 * shared.bound_ns, NEVER).bound_ns == shared.bound_ns
 
 
 def test_no_packing_of_equal_replicas_is_below_what_prices_prove_of_one_strategy() -> None:
@@ -122,7 +122,7 @@ def test_no_packing_of_equal_replicas_is_below_what_prices_prove_of_one_strategy
         once_ns = found.reduce_ns(member) + found.finish_ns(member)
         best = found.pack(member, found.load.counts, grains)
         assert best is not None
-        proved = single_strategy_bound_ns(found, member, math.inf, math.inf)
+        proved = single_strategy_bound_ns(found, member, math.inf, NEVER)
         least_ns = found.step_bound_ns(member, shared_memory=False)
         assert proved <= best.time_ns + once_ns
         near = max(near, proved / (best.time_ns + once_ns))
@@ -132,8 +132,8 @@ def test_no_packing_of_equal_replicas_is_below_what_prices_prove_of_one_strategy
             exact = replicas_ns(found.problem, one.candidate, found.load.lengths, tuple(packings))
             assert proved <= int(exact.max()) + once_ns
         # A limit is proved at most, and nothing where there is no time.
-        assert single_strategy_bound_ns(found, member, 0.9 * proved, math.inf) <= proved
-        assert single_strategy_bound_ns(found, member, math.inf, 0.0) <= proved
+        assert single_strategy_bound_ns(found, member, 0.9 * proved, NEVER) <= proved
+        assert single_strategy_bound_ns(found, member, math.inf, PASSED) <= proved
     assert raised > 1
     assert near > 0.97, near
 
@@ -143,20 +143,20 @@ def test_what_is_left_out_proves_less_and_nothing_wrong(monkeypatch: pytest.Monk
     is proved with all of them, at least the linear bound."""
     found = family()
     shared = shared_work(found)
-    proved = priced(found, shared, math.inf, math.inf).bound_ns
+    proved = priced(found, shared, math.inf, NEVER).bound_ns
     with monkeypatch.context() as patch:
         patch.setattr(master, "PARAMETERS", replace(master.PARAMETERS, max_columns=150, kept_columns=100))
-        kept = priced(found, shared, math.inf, math.inf)
+        kept = priced(found, shared, math.inf, NEVER)
         assert shared.bound_ns < kept.bound_ns <= proved * (1 + 1e-3)
         assert (kept.shares @ kept.rows >= found.pool.load.counts * (1 - 1e-9)).all()
-    assert shared.bound_ns <= priced(found, shared, math.inf, 0.0).bound_ns <= proved
+    assert shared.bound_ns <= priced(found, shared, math.inf, PASSED).bound_ns <= proved
     for fewer in (
         replace(master.PARAMETERS, max_pricing_entries=10.0),
         replace(master.PARAMETERS, max_master_entries=10.0),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(master, "PARAMETERS", fewer)
-            assert priced(found, shared, math.inf, math.inf).bound_ns == shared.bound_ns
+            assert priced(found, shared, math.inf, NEVER).bound_ns == shared.bound_ns
 
 
 @pytest.mark.parametrize("number", [3, pytest.param(80, marks=pytest.mark.long)])
@@ -168,9 +168,9 @@ def test_no_step_of_few_sequences_is_below_what_prices_prove(number: int) -> Non
         one = family_of(pool_of(small_problem(memory_gib=40, space=FLAT), few(random)))
         shared, best = shared_work(one), AllSteps(one).least_ns()
         for limit in (math.inf, 1.3 * best, best + 1, 0.9 * best):
-            proved = priced(one, shared, limit, math.inf).bound_ns
+            proved = priced(one, shared, limit, NEVER).bound_ns
             assert shared.bound_ns <= proved <= max(shared.bound_ns, min(best, limit)), limit
-        found = TeamSearch(one.pool, 0.03).run(math.inf, math.inf)
+        found = TeamSearch(one.pool, 0.03).run(math.inf, NEVER)
         assert found.step is not None
         assert found.bound_ns <= best <= found.step.time_ns
         above += found.bound_ns > 1.02 * shared.bound_ns

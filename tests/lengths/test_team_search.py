@@ -59,7 +59,7 @@ def test_shares_become_whole_micro_batches() -> None:
     packer = Packer(family, shared)
     counts = family.pool.load.counts
     alone = Priced(0.0, counts / 3, np.eye(len(counts), dtype=np.int64), np.zeros(len(counts)))
-    for found in (priced(family, shared, math.inf, math.inf), alone):
+    for found in (priced(family, shared, math.inf, NEVER), alone):
         free = simulate_turns(family, dealt(packer, found, math.inf))
         limit_ns = 0.9 * max(_times(packer, dealt(packer, found, math.inf))) + family.fixed_cost_ns
         limited = dealt(packer, found, limit_ns)

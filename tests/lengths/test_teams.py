@@ -208,7 +208,7 @@ def test_degrees_side_by_side_are_one_space_with_the_rest() -> None:
     assert len(document["turns"]) == len(result.side_by_side.turns if result.side_by_side else ())
     rounds = flexsp_step(pool(), 0.1, "highs")
     assert rounds.step_time_s is not None
-    assert rounds.step_time_s * 1e9 >= TeamSearch(pool(), 0.02).run(math.inf, math.inf).bound_ns
+    assert rounds.step_time_s * 1e9 >= TeamSearch(pool(), 0.02).run(math.inf, NEVER).bound_ns
 
 
 def test_rounds_that_hold_the_tokens_but_not_the_sequences_are_passed_over() -> None:

@@ -155,7 +155,7 @@ def test_rows_that_others_imply_are_left_out() -> None:
             assert kept[place] != implied
 
 
-def searched(found: StrategyTables, seconds: float = 3.0) -> HeterogeneousSearch:
+def searched(found: StrategyTables, seconds: float = 0.6) -> HeterogeneousSearch:
     """What is known of a pool after a search that would rather prove more."""
     search = HeterogeneousSearch(found, 0.0, "highs")
     least = [found.step_bound_ns(member, shared_memory=False) for member in range(len(found.members))]

@@ -14,12 +14,10 @@ if TYPE_CHECKING:
         Start,
         improved,
         optimise_prices,
-        worths,
     )
     from milpplan.lengths.bounds.exclusive_sequences import (
         ExclusiveProgram,
         exclusive_bounds,
-        exclusive_pipeline_bounds,
         longest,
         max_exclusive,
     )

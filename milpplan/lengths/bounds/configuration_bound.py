@@ -29,9 +29,7 @@ from milpplan.lengths.bounds import StageLoads, Window, best_mixture, long_bound
 from milpplan.lengths.bounds.configuration_columns import (
     Columns,
     ConfigurationLP,
-    Start,
     improved,
-    worths,
 )
 from milpplan.lengths.bounds.long_sequence import (
     MAX_MICRO_BATCHES,
@@ -144,10 +142,6 @@ class Duals:
         """Work of the whole workload."""
         return float(self.counts @ self.sequence_loads)
 
-    def with_loads(self, sequence_loads: FloatArray) -> Duals:
-        """Return the measure with other dual values."""
-        return replace(self, sequence_loads=sequence_loads, last_mixtures={})
-
     def convert(self, bound: PathBound, earlier_loads: FloatArray) -> PathBound:
         """Convert a bound from the measure ``before`` to this one, valid for parts of the workload.
 
@@ -247,10 +241,6 @@ def halves(window: Window) -> tuple[Window, ...]:
 _LARGE, _LARGE_EFFORT = (1.1, 1.3, 1.5, 2.0, 4.0), 30
 # Share of the capacity below which a threshold is useful.
 _SMALLER = 0.9
-# Minimum ratio of a sequence's dual value to its original work.
-_LEAST_WORTH = 0.85
-# Factor on the remaining time of a slice for the search of dual values.
-_WEIGH_TIMES = 6.0
 
 
 class ConfigurationBound:
@@ -265,8 +255,8 @@ class ConfigurationBound:
             pricing: pricing problem of the micro-batches.
         """
         self.work_bound, self.done, self.turn = work_bound, False, 0
-        # Dual values of the sequences as work, and whether they were optimised for the loosest window.
-        self.duals, self.has_optimised_duals = Duals.of(work_bound, pricing.items.counts), False
+        # Dual values of the sequences as work.
+        self.duals = Duals.of(work_bound, pricing.items.counts)
         self.total, self.num_other_replicas = self.duals.total_load, work_bound.num_replicas - 1
         self.ordinary, self.with_longest = WindowTree(pricing, halves), WindowTree(pricing, halved)
         self.full_pricing = pricing
@@ -303,29 +293,13 @@ class ConfigurationBound:
         """The strongest work bound so far."""
         nodes = [*self.with_longest.nodes, *(node for tree in self.with_large for node in tree.nodes)]
         windows = [WindowBound(node.window, node.bounds, True) for node in nodes if node.window is not None]
-        # For parts of the workload the original bound may be stronger.
-        original_loads = self.work_bound.sequence_loads * self.work_bound.num_replicas
-        bounds = (
-            self.bound,
-            *(self.duals.convert_bound(bound, original_loads) for bound in self.work_bound.bounds),
+        # For parts of the workload the original bounds may be stronger.
+        bounds = (self.bound, *self.work_bound.bounds)
+        long_bound = LongSequenceBound.of(self.with_longest.min_load, windows)
+        classes = tuple(
+            replace(group, long_bounds=(long_bound, *group.long_bounds)) for group in self.work_bound.classes
         )
-        classes = []
-        for group in self.work_bound.classes:
-            earlier_windows = [
-                [self.duals.convert_window(window, original_loads) for window in bound.boxes]
-                for bound in group.long_bounds
-            ]
-            earlier_bounds = (
-                LongSequenceBound.of(bound.alone, its_windows)
-                for bound, its_windows in zip(group.long_bounds, earlier_windows, strict=True)
-            )
-            classes.append(
-                replace(
-                    group, long_bounds=(LongSequenceBound.of(self.with_longest.min_load, windows), *earlier_bounds)
-                )
-            )
-        sequence_loads = self.duals.sequence_loads / self.work_bound.num_replicas
-        bound = replace(self.work_bound, bounds=bounds, classes=tuple(classes), sequence_loads=sequence_loads)
+        bound = replace(self.work_bound, bounds=bounds, classes=classes)
         return max(bound, self.best_work_bound, key=lambda bound: bound.workload_bound_ns)
 
     def run(self, time_ns: float, deadline: Deadline) -> None:
@@ -341,10 +315,15 @@ class ConfigurationBound:
                 index for index in ((0, 1) if self.num_other_replicas else (0,)) if not loosest[index][1].done
             ]
             if not open_indices:
-                if self._deeper(*loosest[1 if self.num_other_replicas else 0], time_ns, deadline):
-                    continue
-                self.done = True
-                return
+                if not self.large_thresholds:
+                    self.done = True
+                    return
+                # The next threshold of large micro-batches.
+                self.best_work_bound, load = self.loads, self.work_bound.total_load
+                threshold = self.large_thresholds.pop()
+                around = self._around(threshold, load, time_ns)
+                self._separate(threshold, around, (self.ordinary, self.with_longest))
+                continue
             # New windows come first, then the two kinds take turns.
             self.turn += 1
             index = min(
@@ -360,35 +339,6 @@ class ConfigurationBound:
         """Return the loosest node of a tree or of the trees with a large micro-batch, with its tree."""
         pairs = [(other, node) for other in (tree, *self.with_large) for node in other.nodes]
         return max(pairs, key=lambda pair: pair[1].max_load(time_ns))
-
-    def _deeper(self, tree: WindowTree, node: WindowNode, time_ns: float, deadline: Deadline) -> bool:
-        """Refine further when all nodes are done; return whether that was possible.
-
-        For one replica the dual values are optimised so that the loosest window does the whole workload as slowly
-        as possible. Else the next threshold of large micro-batches is used.
-        """
-        window, start = node.window, node.start
-        if (
-            not self.has_optimised_duals
-            and not self.num_other_replicas
-            and window is not None
-            and start is not None
-        ):
-            self.best_work_bound, self.has_optimised_duals = self.loads, True
-            begin = Start(start[0], start[1] * self.duals.sequence_loads, start[2])
-            end = Deadline.after(_WEIGH_TIMES * deadline.left_s)
-            self._set_duals(worths(self.duals.configuration(tree, node), begin, tree.columns, time_ns, end))
-        elif self.large_thresholds:
-            self.best_work_bound, self.has_optimised_duals = self.loads, False
-            threshold = self.large_thresholds.pop()
-            self._separate(
-                threshold,
-                self._around(threshold, self.work_bound.total_load, time_ns),
-                (self.ordinary, self.with_longest),
-            )
-        else:
-            return False
-        return True
 
     def branch_on_large(self, time_ns: float, load: float) -> None:
         """Branch once on large micro-batches, at the smallest threshold above which divisible loads take too long
@@ -430,18 +380,6 @@ class ConfigurationBound:
         for tree in others:
             tree.pricing = pricing.with_max_quanta(threshold)
             tree.nodes = [node.reset for node in tree.nodes]
-
-    def _set_duals(self, values: FloatArray) -> None:
-        """Replace the dual values by ``values`` [n], scaled to the same total."""
-        counts, earlier_loads = self.ordinary.pricing.items.counts, self.duals.sequence_loads
-        values = np.maximum(values / float(counts @ values) * self.total, _LEAST_WORTH * earlier_loads)
-        duals = self.duals = self.duals.with_loads(values / float(counts @ values) * self.total)
-        for tree in (self.ordinary, self.with_longest, *self.with_large):
-            bounds_of_nodes = [
-                tuple(duals.convert(bound, earlier_loads) for bound in node.bounds) for node in tree.nodes
-            ]
-            pairs = zip(tree.nodes, bounds_of_nodes, strict=True)
-            tree.nodes = [replace(node, bounds=bounds).reset for node, bounds in pairs]
 
 
 def around_larger(

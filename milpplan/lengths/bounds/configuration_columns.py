@@ -227,23 +227,6 @@ def improved(
     return best, best_mixture, program.columns
 
 
-def worths(
-    configuration: ConfigurationLP, start: Start, other_columns: Columns | None, time_ns: float, deadline: Deadline
-) -> FloatArray:
-    """Return values of the sequences as work, [n], by which the window does the whole workload as slowly as
-    possible, as far as rounds get until the ``deadline``."""
-    needed = configuration.pricing.items.counts.astype(np.float64)
-    max_prices = np.full(len(needed), np.inf)
-
-    def value(bound: PriceBound) -> float:
-        return bound.at(needed)
-
-    solution = optimise_prices(
-        configuration, needed, max_prices, start, other_columns, time_ns, value, deadline=deadline, near=True
-    )
-    return configuration.sequence_loads if solution is None else solution[0].prices
-
-
 def optimise_prices(
     configuration: ConfigurationLP,
     needed: FloatArray,

@@ -434,11 +434,7 @@ class HeterogeneousSearch:
     def _polish(self, below_ns: float, deadline: Deadline) -> bool:
         """Improve the packing of the best step if it may beat ``below_ns``; return whether it became shorter."""
         step = self.step
-        if (
-            step is None
-            or step.time_ns > below_ns * (1.0 + PARAMETERS.hopeless_heterogeneous_excess)
-            or deadline.passed
-        ):
+        if step is None or step.time_ns > below_ns * (1.0 + PARAMETERS.hopeless_excess) or deadline.passed:
             return False
         self.step = self.packer.polish(step)
         return self.step is not step

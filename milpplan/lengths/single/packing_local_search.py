@@ -350,6 +350,10 @@ _ROUND = 60
 _FIRST, _LAST = 3e-3, 1e-5
 
 
+# Number of rounds between two looks at the deadline.
+_LOOK = 64
+
+
 def improved(
     timer: Timer,
     replicas: list[IntArray],
@@ -374,7 +378,7 @@ def improved_replicas(
     rounds = effort // (_ROUND + max(map(_work, current)))
     best, best_ns = list(current), max(replica.time_ns for replica in current)
     for round_index in range(rounds):
-        if deadline.passed:
+        if round_index % _LOOK == 0 and deadline.passed:
             break
         threshold = _FIRST * (_LAST / _FIRST) ** (round_index / rounds)
         times = [replica.time_ns for replica in current]

@@ -11,7 +11,7 @@ strategies, takes its next step:
     (``replica_feasibility``), else the configuration bound, then branching on the longest sequence of each
     replica, for a slice at a time.
 
-At the end the best step is improved from all its starts. A strategy is left alone once its bound exceeds
+In between the best step is improved from all its starts. A strategy is left alone once its bound exceeds
 ``below_ns``, the time of the best step of any kind. Later calls resume where the last one stopped.
 
 **Incumbents** are packed steps of single strategies. A pipeline has several starts (``packing_local_search``):
@@ -76,9 +76,7 @@ class Incumbents:
         """Return whether more effort on a strategy was not spent yet and may make it the best one."""
         if member in self.polished or member not in self.packed or self.best is None:
             return False
-        single = self.pool.num_stages(member) == 1
-        max_excess = PARAMETERS.hopeless_excess if single else PARAMETERS.hopeless_pipeline_excess
-        return self.step(member).time_ns <= self.best.time_ns * (1.0 + max_excess)
+        return self.step(member).time_ns <= self.best.time_ns * (1.0 + PARAMETERS.hopeless_excess)
 
     def is_finished(self, member: int) -> bool:
         """Return whether maximum effort no longer improves a strategy."""
@@ -159,15 +157,16 @@ def _time_ns(packed: Packed) -> int:
 class SingleStrategySearch:
     """Search for the ``best`` step of one strategy; ``bounds_ns`` holds the lower bound of each strategy."""
 
-    def __init__(self, pool: StrategyTables, gap: float, backend: str) -> None:
+    def __init__(self, pool: StrategyTables, gap: float, backend: str, end: Deadline = NEVER) -> None:
         """Pack the strategies of one stage at once: that takes milliseconds and gives a first incumbent.
 
         Args:
             pool: the strategies.
             gap: relative gap of the answer.
             backend: solver of the integer programs.
+            end: end of the whole solve.
         """
-        self.pool, self.gap, self.backend = pool, gap, backend
+        self.pool, self.gap, self.backend, self.end = pool, gap, backend, end
         self.incumbents = Incumbents(pool)
         members = range(len(pool.members))
         self.bounds_ns: dict[int, float] = {
@@ -179,8 +178,9 @@ class SingleStrategySearch:
         self.configuration_bounds: dict[int, ConfigurationBound] = {}
         self.replica_feasibility: dict[int, ReplicaFeasibility | None] = {}
         self.branchings: dict[int, LongestSequenceBranching] = {}
-        # Pipelines whose packing was tried.
+        # Pipelines whose packing was tried; strategies of which nothing more is to be gained.
         self.tried: set[int] = set()
+        self.exhausted: set[int] = set()
         for member in sorted(members, key=lambda key: self.bounds_ns[key]):
             if pool.num_stages(member) == 1:
                 self.incumbents.pack(member)
@@ -202,11 +202,7 @@ class SingleStrategySearch:
         Raises:
             InfeasibleError: no strategy was packed.
         """
-        while not (self.best is not None and deadline.passed):
-            member = min(self.bounds_ns, key=lambda key: self.bounds_ns[key])
-            cutoff_ns = self._cutoff_ns(below_ns)
-            if not self.bounds_ns[member] < cutoff_ns or not self._advance(member, cutoff_ns, deadline):
-                break
+        self._prove(below_ns, deadline.share(PARAMETERS.proof_share))
         if self.best is None:
             raise InfeasibleError(
                 f"No packing of {self.pool.load.counts.sum()} sequences was found under {len(self.bounds_ns)} "
@@ -215,8 +211,21 @@ class SingleStrategySearch:
                 "Use more GPUs, or cut sequences.",
             )
         if self.best.time_ns <= below_ns * (1.0 + PARAMETERS.hopeless_excess):
-            self.polish(deadline)
+            self._polish(deadline)
+        self._prove(below_ns, deadline)
         return self.best
+
+    def _prove(self, below_ns: float, deadline: Deadline) -> None:
+        """Let the strategy with the lowest bound take its next step until none is open; one of which nothing more
+        is to be gained is passed over."""
+        while not (self.best is not None and deadline.passed):
+            cutoff_ns = self._cutoff_ns(below_ns)
+            members = [key for key, bound_ns in self.bounds_ns.items() if bound_ns < cutoff_ns]
+            member = min(set(members) - self.exhausted, key=lambda key: (self.bounds_ns[key], key), default=None)
+            if member is None:
+                break
+            if not self._advance(member, cutoff_ns, deadline):
+                self.exhausted.add(member)
 
     def _advance(self, member: int, cutoff_ns: float, deadline: Deadline) -> bool:
         """Take the next step of a strategy; return False if nothing more can be gained."""
@@ -226,7 +235,7 @@ class SingleStrategySearch:
         if self.num_work_bounds[member] == 0 or (self.best and self.num_work_bounds[member] < _NUM_WORK_BOUNDS):
             self._bound_by_work(member, self.num_work_bounds[member])
             self.num_work_bounds[member] += 1
-        elif member not in self.tried and len(self.tried) < PARAMETERS.num_packed_early:
+        elif member not in self.tried and (self.exhausted or len(self.tried) < PARAMETERS.num_packed_early):
             self._pack(member, deadline)
         elif not (
             self._check_feasibility(member, cutoff_ns, deadline) or self._configure(member, cutoff_ns, deadline)
@@ -333,17 +342,20 @@ class SingleStrategySearch:
             self._raise(member, time_ns + fixed_cost_ns)
         return True
 
-    def polish(self, deadline: Deadline) -> None:
+    def _polish(self, deadline: Deadline) -> None:
         """Improve the best strategies, then the best one from all starts and with maximum effort, until it stalls
-        or the gap is closed."""
+        or the gap is closed.
+
+        No improvement begins after the ``deadline``; the end of the solve interrupts one.
+        """
         incumbents = self.incumbents
         for member in incumbents.shortest():
             if incumbents.is_rough(member) and not self._is_finished(deadline):
-                incumbents.improve(member, deadline, maximum=False)
-        while not self._is_finished(deadline) and incumbents.restart(self._home, deadline):
+                incumbents.improve(member, self.end, maximum=False)
+        while not self._is_finished(deadline) and incumbents.restart(self._home, self.end):
             pass
         while not self._is_finished(deadline) and not incumbents.is_finished(self._home):
-            incumbents.improve(self._home, deadline, maximum=True)
+            incumbents.improve(self._home, self.end, maximum=True)
 
     @property
     def _home(self) -> int:
