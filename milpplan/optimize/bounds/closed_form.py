@@ -63,6 +63,7 @@ from milpplan.simulation import (
     IntArray,
     LayoutColumns,
     LayoutCosts,
+    ascending,
     layer_durations_ns,
     usable_memory_bytes,
 )
@@ -115,7 +116,10 @@ def compute_bounds(problem: Problem, columns: LayoutColumns, placed: bool = True
         bound = np.maximum(bound, np.where(split, m * (forward + backward + weight) / P, 0.0))
         if columns.runs_pairs.any():
             if placed:
-                pair_ns = least_paired_ns(problem, representatives).sum(axis=1).astype(np.float64)
+                # Pairs take as long to price as all else: only layers of rows that run them are priced.
+                paired_rows = ascending(inverse[columns.runs_pairs])
+                pair_ns = np.zeros((len(layers), len(rows)))
+                pair_ns[:, paired_rows] = least_paired_ns(problem, columns.take(rows[paired_rows])).sum(axis=1)
             else:
                 pair_ns = np.maximum(layers[:, ONCE].sum(axis=1) - PAIR_ROUNDING_NS, 0).astype(np.float64)
             paired = P * (forward + backward + weight) + (m - P) * over_kinds(counts, pair_ns)[inverse]
