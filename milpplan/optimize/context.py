@@ -13,7 +13,7 @@ from milpplan.optimize.search.closed_layouts import BUDGET, Budget
 
 if TYPE_CHECKING:
     from milpplan.optimize.milp.program import Program
-    from milpplan.simulation.pipeline.step_graph import StepGraph
+    from milpplan.simulation.pipeline.step_graph import CriticalPath, StepGraph
 
 
 RELAXATION_S: Final = 4e-3
@@ -111,6 +111,9 @@ class SolveContext:
     tolerance: float = 0.0
     """Relative gap of the answer, where it is larger than that of ``options``: integer programs take long, and
     prove no more."""
+    known_paths: dict[tuple[object, ...], list[CriticalPath]] = field(default_factory=dict)
+    """Critical paths by graph (``layout_solver.graph_key``) and scenario: they hold for every layout with this
+    graph, whatever the problem."""
 
     def note_unavailable(self, error: UnavailableError) -> None:
         """Record that a solver could not run."""

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from milpplan.errors import InvalidInputError, SolverError
 from milpplan.optimize.context import Deadline, SolveContext
 from milpplan.optimize.fewest import FewestSearch
-from milpplan.optimize.layout import LayoutContext
+from milpplan.optimize.layout import LayoutContext, fitted_plan
 from milpplan.optimize.milp.backends import backend as backend_named
 from milpplan.optimize.milp.backends import witnesses
 from milpplan.optimize.milp.solution import undisturbed
@@ -60,9 +60,11 @@ from milpplan.simulation import (
 )
 from milpplan.simulation.bulk import OFFLOADS
 from milpplan.simulation.layout_columns import DEFAULTS
+from milpplan.simulation.pipeline.step_graph import CriticalPath
 from milpplan.simulation.scenario_costs import Scenarios
 
 LOGGER = logging.getLogger("milpplan.search")
+KnownPaths = Mapping[tuple[object, ...], Sequence[CriticalPath]]
 START_GAP = 1e-3
 """Relative gap of the even plan from which the search over uneven interleaved splits starts."""
 NO_MEMORY = "Memory ran out: the best plan so far. Free some, or fix or forbid some choices."
@@ -134,7 +136,12 @@ def target_price(
     asked = replace(options, time_limit_s=limit_s, warm_start=result.plan, any_chunks=False, simplest=False)
     # The launcher's program keeps bytes of its own, which are no part of the price.
     whole = whole.model_copy(update={"hardware": result.problem.hardware})
-    best = solve(whole, asked)
+    if whole.space.kind == "free" and without_margin(result.problem) == whole:
+        # The layouts and their step graphs are those of the result: its plan and its critical paths are a start.
+        starts = _moved(whole, [result.plan], Deadline.after(limit_s).until, refits=True)
+        best = solve_from(whole, asked, starts, None if result.layouts is None else result.layouts.known_paths)
+    else:
+        best = solve(whole, asked)
     if best.plan is None or best.objective is None or best.objective_bound is None:
         return None
     # The restricted plan is in the whole space, even where the search stopped before it evaluated the plan.
@@ -245,8 +252,14 @@ def check_options(options: SolveOptions) -> None:
     check_forbidden(options.forbid)
 
 
-def solve_from(problem: Problem, options: SolveOptions, initial_plans: Sequence[Plan] = ()) -> PlanResult:
-    """Run one search that starts from the caller's plan, ``initial_plans``, or else a quick first plan."""
+def solve_from(
+    problem: Problem,
+    options: SolveOptions,
+    initial_plans: Sequence[Plan] = (),
+    known_paths: KnownPaths | None = None,
+) -> PlanResult:
+    """Run one search that starts from the caller's plan, ``initial_plans``, or else a quick first plan, and from
+    critical paths that are known (``SolveContext.known_paths``)."""
     started = time.monotonic()
     deadline = None if options.time_limit_s is None else started + options.time_limit_s
     chooses = options.simplest and options.gap > 0
@@ -254,6 +267,7 @@ def solve_from(problem: Problem, options: SolveOptions, initial_plans: Sequence[
     context = SolveContext(
         searched, backend_named(options.backend), witnesses(options), deadline, tolerance=options.gap
     )
+    context.known_paths.update({key: list(paths) for key, paths in (known_paths or {}).items()})
     starts = [*([] if options.warm_start is None else [options.warm_start]), *initial_plans]
     search, chosen, message = None, None, ""
     try:
@@ -302,15 +316,13 @@ def uniform_plans(
         starts: plans known so far.
         scenarios: scenarios whose scaled steps are compared, if any.
     """
-    from milpplan.optimize.layout.layer_branching import local_search
-
     # Switches that are open beside the degrees multiply the space, and hardly change which plan is best, unless
     # they recompute.
     switches = [name for name in EXECUTION if name != "recompute_vision"]
     plain = {name: (DEFAULTS[name],) for name in switches if DEFAULTS[name] in switch_values(problem, name)}
     changed: dict[str, Any] = {"kind": "uniform", **plain}
     uniform = problem.model_copy(update={"space": problem.space.model_copy(update=changed)})
-    quiet = replace(context, options=replace(context.options, callback=None, on_program=None))
+    quiet = replace(context, options=replace(context.options, callback=None, on_program=None), known_paths={})
     space = layout_space(uniform, context.options.forbid, stop=context.out_of_time)
     search = Search(uniform, space, quiet, time.monotonic(), tuple(starts), scenarios=scenarios)
     search.bound()
@@ -318,12 +330,7 @@ def uniform_plans(
     if search.best is None:
         return []
     plan = search.best[1]
-    plans = [plan]
-    if not plan.layout.replica_micro_batches:
-        layout_context = LayoutContext.of(
-            problem, plan.layout, costs_of(problem, plan.layout), usable_memory_bytes(problem)
-        )
-        plans.append(local_search(layout_context, plan, context.deadline))
+    plans = [plan, *_moved(problem, [plan], context.deadline)]
     return [plan for plan in plans if in_space(problem, plan)]
 
 
@@ -405,16 +412,24 @@ def _from_even(problem: Problem, options: SolveOptions) -> PlanResult:
 
 def _locally_improved(problem: Problem, first: PlanResult, deadline: float | None) -> list[Plan]:
     """Return the best even plan, then each good interleaved plan after a local search moved its layers."""
+    best = [plan for plan in (first.plan, *first.runners_up) if plan is not None]
+    return [*best[:1], *_moved(problem, [plan for plan in best[:MOVED_PLANS] if plan.layout.vpp > 1], deadline)]
+
+
+def _moved(problem: Problem, plans: Sequence[Plan], deadline: float | None, refits: bool = False) -> list[Plan]:
+    """Return the plans that local searches from some plans, which move their layers, lead to; ``refits``: from
+    plans that recompute as little as fits."""
     from milpplan.optimize.layout.layer_branching import local_search
 
-    best = [plan for plan in (first.plan, *first.runners_up) if plan is not None]
-    plans = best[:1]
-    for plan in best[:MOVED_PLANS]:
-        if plan.layout.vpp > 1 and not plan.layout.replica_micro_batches:
+    moved = []
+    for plan in plans:
+        if not plan.layout.replica_micro_batches:
             costs = costs_of(problem, plan.layout)
             context = LayoutContext.of(problem, plan.layout, costs, usable_memory_bytes(problem))
-            plans.append(local_search(context, plan, deadline))
-    return plans
+            layers = np.array([stage.num_layers for stage in plan.virtual_stages])
+            start = fitted_plan(context, layers) if refits else None
+            moved.append(local_search(context, start or plan, deadline))
+    return moved
 
 
 def _generated(starts: Sequence[Plan], options: SolveOptions) -> list[Plan]:
@@ -603,7 +618,7 @@ def first_plan(problem: Problem, context: SolveContext) -> Plan | None:
     Returns:
         The plan; None where no part of the space has one, or none was found in time.
     """
-    quiet = replace(context, options=replace(context.options, callback=None, on_program=None))
+    quiet = replace(context, options=replace(context.options, callback=None, on_program=None), known_paths={})
     for part in _parts(problem):
         if context.out_of_time():
             return None

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 
 from milpplan import Plan, PlanResult, SolveOptions, fixed, simulate, solve
 from milpplan.errors import InvalidInputError
-from milpplan.optimize import DEFAULT_GAP, ClaimedResult
+from milpplan.optimize import DEFAULT_GAP, ClaimedResult, target_price
 from milpplan.optimize.certify import certify
+from milpplan.optimize.solve import without_margin
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Problem, Range
 from milpplan.simulation.layout_costs import layout_costs
@@ -113,8 +114,8 @@ def test_optimum_of_a_hybrid_is_that_of_brute_force(backend: str, count: int) ->
 @pytest.mark.parametrize("share", long_but((0.25,), (0.05, 0.25, 0.5)))
 def test_optimum_with_a_margin_is_that_of_brute_force(backend: str, share: float) -> None:
     """Where plans leave a share of the memory, ``solve`` and the program of the whole space find the best of
-    devices that are smaller by that share, with and without ZeRO 2 and 3 in pipelines, and the report still speaks
-    of the memory that is there."""
+    devices that are smaller by that share, with and without ZeRO 2 and 3 in pipelines, the report still speaks of
+    the memory that is there, and the price of the margin is that of brute force."""
     kind = ("uniform", "free")
     for seed in range(6000, 6004):
         problem = random_problem(seed, kind=kind[seed % 2])
@@ -131,6 +132,14 @@ def test_optimum_with_a_margin_is_that_of_brute_force(backend: str, share: float
             assert result.report.usable_memory_bytes == installed
             assert result.report.peak_memory_bytes <= installed - int(share * installed)
             assert result.report.fits_with_margin
+            whole, without = without_margin(asked), optimum(with_memory(problem, installed))
+            assert whole is not None
+            assert best is not None
+            assert without is not None
+            price = target_price(result, whole, SolveOptions(backend=backend, gap=EXACT), None)
+            assert price is not None
+            longer = pytest.approx(best.value / without.value - 1.0, abs=2 * PROVED)
+            assert (price.least_fraction, price.most_fraction) == (longer, longer)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1])

@@ -37,7 +37,7 @@ from milpplan.optimize.space.plan_space import even_splits
 from milpplan.problem import SCHEDULES, V_SCHEDULES, Layout, Plan
 from milpplan.simulation import IntArray
 from milpplan.simulation.layers import Phase
-from milpplan.simulation.pipeline.step_graph import CriticalPath, StepGraph
+from milpplan.simulation.pipeline.step_graph import StepGraph
 from milpplan.simulation.stages import StageMemo
 
 AIMED_GAP_SHARE = 0.9
@@ -90,8 +90,6 @@ class LayoutOutcome:
 class LayoutSolver(SolveContext):
     """Solver that resolves layouts one after another; holds what they share."""
 
-    known_paths: dict[tuple[object, ...], list[CriticalPath]] = field(default_factory=dict)
-    """Critical paths by graph (``graph_key``) and scenario: they hold for every layout with this graph."""
     trees: dict[tuple[Layout, PartKey], BranchingTree] = field(default_factory=dict)
     """Branching trees of undecided layouts with free interleaved splits, and of their recompute parts."""
 
@@ -569,8 +567,12 @@ def resolve_in_parts(
         return resolve(contexts, cutoff_ns, bound_ns, 0)
     best: LayoutOutcome | None = None
     fates: set[Fate] = set()
-    min_bound = 2**62
-    for part in zip(*map(part_settings, contexts), strict=True):
+    most_layers, min_bound = context.problem.model.num_layers, 2**62
+    if len(contexts) == 1:
+        # Other plans are above the cutoff, so longer blocks are no parts of their own.
+        max_layers = max_layers_within(context, cutoff_ns)
+        most_layers, min_bound = 0 if max_layers is None else int(max_layers.max()), cutoff_ns + 1
+    for part in zip(*(part_settings(view, most_layers) for view in contexts), strict=True):
         key = (context.layout, part_key(part[0]))
         proved = max(part_bounds.get(key, 0), bound_ns)
         if proved > cutoff_ns:

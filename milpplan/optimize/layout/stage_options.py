@@ -532,16 +532,16 @@ def part_key(context: LayoutContext) -> PartKey:
     return context.problem.recompute_modes, context.first_full
 
 
-def part_settings(context: LayoutContext) -> Iterator[LayoutContext]:
+def part_settings(context: LayoutContext, most_layers: int) -> Iterator[LayoutContext]:
     """Yield the parts of a layout: all layers of one mode, then, where the space has blocks, the first n layers of
-    every virtual stage fully recomputed."""
+    every virtual stage fully recomputed; ``most_layers``: maximum layers of a virtual stage."""
     modes = context.problem.recompute_modes
     for mode in modes:
         yield replace(context, problem=_with_modes(context.problem, mode))
     if context.problem.space.recompute_counts == "block" and {"none", "full"} <= set(modes):
         blocks = _with_modes(context.problem, "none", "full")
         # A block as long as the longest stage is all layers.
-        for number in range(1, max(high for _, high in context.layer_bounds)):
+        for number in range(1, min(most_layers, max(high for _, high in context.layer_bounds))):
             yield replace(context, problem=blocks, first_full=number)
 
 

@@ -586,7 +586,7 @@ def _add_cases(problem: Problem, opened: OpenLayout, costs: RankCosts, value: Fr
     weight = _weight(problem, opened.layout)
     cutoff_ns = floor(value / weight)
     whole = LayoutContext.of(problem, opened.layout, costs, usable_memory_bytes(problem))
-    for context in part_settings(whole) if in_parts(problem) else (whole,):
+    for context in part_settings(whole, problem.model.num_layers) if in_parts(problem) else (whole,):
         max_layers = max_layers_within(context, cutoff_ns)
         splits = even_splits(context.problem, opened.layout)
         programs: list[LayoutProgram | None]

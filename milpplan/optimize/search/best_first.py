@@ -400,7 +400,7 @@ class Search:
         fates[undecided] = FATES.index("bounded")
         best = self.best_value if self.best else None
         parts = self.problem, self.whole, self.explored.rows, values, fates, self.explored.closed
-        return PruneRecord(*parts, self.threshold(), best)
+        return PruneRecord(*parts, self.threshold(), best, self.context.known_paths)
 
     def threshold(self) -> float:
         """Return the objective from which on a bound prunes: such layouts cannot improve the incumbent by more

@@ -429,6 +429,7 @@ class BranchPhase:
             context.counters,
             context.unavailable,
             tolerance=context.tolerance,
+            known_paths=context.known_paths,
         )
         return BranchPhase(search, solver)
 

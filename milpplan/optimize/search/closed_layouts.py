@@ -39,6 +39,7 @@ from milpplan.simulation import BoolArray, FloatArray, IntArray, least_held_byte
 from milpplan.simulation.bulk import LAYER_KEYS
 from milpplan.simulation.layers.cost_models import has_own_times
 from milpplan.simulation.layout_columns import constant
+from milpplan.simulation.pipeline.step_graph import CriticalPath
 from milpplan.simulation.states import STATE_OFFLOADS
 
 BLOCK_KEYS = (
@@ -448,6 +449,8 @@ class PruneRecord:
     """Objective from which on a bound makes a layout ``bounded``."""
     best: float | None = None
     """Objective of the best plan found, in the unit of the bounds; None without a plan."""
+    known_paths: dict[tuple[object, ...], list[CriticalPath]] = field(default_factory=dict)
+    """Critical paths that the search has found (``SolveContext.known_paths``)."""
 
     def __repr__(self) -> str:
         """Write the number of layouts and what decided them in a line."""
