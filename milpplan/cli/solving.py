@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from milpplan.calibration.error_bars import ErrorBar, Robustness
 from milpplan.cli import arguments, checks, interrupts
@@ -23,8 +23,6 @@ from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, of_error, say, say_e
 from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.explain import run_totals
-from milpplan.explain.break_even import break_evens
-from milpplan.explain.records import BreakEvens
 from milpplan.optimize import DEFAULT_GAP, Effort, PlanResult, SolveOptions, explain, solve_robust, target_price
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.milp.solution import undisturbed
@@ -39,10 +37,12 @@ from milpplan.problem.reading import shown
 from milpplan.reports import write_whole
 from milpplan.reports.answers import solve_blocks
 from milpplan.reports.answers.solve import program_fact, program_text
-from milpplan.reports.documents.document import document_text, read_plan, result_document
 from milpplan.reports.files import check_writable
 from milpplan.units import gap_text
 from milpplan.validation import Evidence
+
+if TYPE_CHECKING:
+    from milpplan.explain.records import BreakEvens
 
 METHODS: Final = ("search", "program")
 MAX_CANDIDATES: Final = 16
@@ -284,6 +284,8 @@ def _starting_plan(problem: Problem, path: Path) -> Plan:
     Raises:
         IllegalPlanError: it is no plan for this model, or for none of these numbers of GPUs and batches.
     """
+    from milpplan.reports.documents.document import read_plan
+
     plan = read_plan(path)[1]
     check_plan_of_file(problem, plan)
     return plan
@@ -378,6 +380,8 @@ def _comment(
     solve_end = _end_solver(result, options, deadline) if check_ends else None
     answer.bar, answer.robust = uncertainty(result, solve_end)
     if words.verbose and result.plan is not None and not result.message and words.objective != "num_gpus":
+        from milpplan.explain.break_even import break_evens
+
         answer.break_even = break_evens(result.problem, result.plan, result.runners_up, options.gap, deadline)
     if check_ends and answer.robust is None and result.plan is not None:
         say("No constant of the hardware is uncertain, or it has several node types: there are no ends to check.")
@@ -392,6 +396,8 @@ def _print(answer: _Answer, options: SolveOptions, words: SolveWords, price: flo
             say(line)
     text = ""
     if words.as_json or words.out:
+        from milpplan.reports.documents.document import document_text, result_document
+
         others = compared(result, robust, known)
         text = document_text(result_document(result, options.gap, why, bar, robust, known, totals, others))
     try:

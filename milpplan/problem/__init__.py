@@ -81,6 +81,7 @@ if TYPE_CHECKING:
         Recompute,
         Schedule,
         VirtualStage,
+        layout_words,
         order_code,
         order_of,
         rank_stages,

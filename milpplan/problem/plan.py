@@ -257,6 +257,14 @@ class Layout(Record):
         return self.stage_ranks[stage]
 
 
+def layout_words(own: Layout, other: Layout, lead: str = "") -> str:
+    """Write the values in which another layout differs, as ``tp=4 dp=2``, with that of ``lead`` first."""
+    names = [name for name in Layout.model_fields if getattr(own, name) != getattr(other, name)]
+    ordered = sorted(names, key=lambda name: name != lead)
+    values = {name: getattr(other, name) for name in ordered}
+    return " ".join(f"{name}={str(v).lower() if isinstance(v, bool) else v}" for name, v in values.items())
+
+
 class Recompute(Record):
     """Numbers of layers of a virtual stage that the backward recomputes.
 

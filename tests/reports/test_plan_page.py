@@ -21,7 +21,13 @@ from milpplan.explain import Missing
 from milpplan.launchers import TARGETS, Launch
 from milpplan.launchers.megatron.launcher import Megatron
 from milpplan.problem import NodeGroup
-from milpplan.reports.documents import result_document
+from milpplan.reports.documents import (
+    EvidenceDocument,
+    PriceDocument,
+    TargetDocument,
+    TermDocument,
+    result_document,
+)
 from milpplan.reports.html.charts import (
     MAX_ITEMS,
     distinct_texts,
@@ -33,13 +39,7 @@ from milpplan.reports.html.charts import (
 )
 from milpplan.reports.html.plan_page import memory_section, plan_page
 from milpplan.reports.words.plan_words import TIME_PARTS, plan_sentences
-from milpplan.reports.words.result_words import (
-    EvidenceDocument,
-    PriceDocument,
-    TargetDocument,
-    TermDocument,
-    evidence_sentence,
-)
+from milpplan.reports.words.result_words import evidence_sentence
 from milpplan.simulation.pipeline.lanes import SLICE_KINDS
 from milpplan.units import gib_text, seconds_text
 from tests.reports.pages import document, piped, shown

@@ -15,9 +15,8 @@ from milpplan import Plan, Problem, simulate
 from milpplan.cli.app import app
 from milpplan.problem import NodeGroup, Range, load_hardware
 from milpplan.problem.catalog import errors_by_stack, stacks_on
-from milpplan.reports.documents import document_text, simulation_document
+from milpplan.reports.documents import document_text, evidence_document, simulation_document
 from milpplan.reports.words.result_words import (
-    evidence_document,
     evidence_sentence,
     evidence_text,
     extrapolated_text,

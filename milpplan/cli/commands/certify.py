@@ -67,8 +67,8 @@ from milpplan.reports.documents.document import (
     result_document,
     with_parts,
 )
+from milpplan.reports.documents.fields import PriceDocument
 from milpplan.reports.words.plan_words import cost_model_text
-from milpplan.reports.words.result_words import PriceDocument
 from milpplan.simulation import LayoutColumns, StepReport, simulate, usable_memory_bytes
 from milpplan.units import counted
 from milpplan.version import __version__

@@ -18,7 +18,7 @@ import numpy as np
 
 from milpplan.errors import InvalidInputError, SolverError
 from milpplan.explain import Budget, Interval, Yardstick, saved_share
-from milpplan.explain.judge.records import Change, Effort, GapReport, NearPlan, SpaceGap, Spending, layout_words
+from milpplan.explain.judge.records import Change, Effort, GapReport, NearPlan, SpaceGap, Spending
 from milpplan.explain.records import SingleChange
 from milpplan.optimize import DEFAULT_GAP, PlanResult, Progress, SolveOptions, with_job, with_space
 from milpplan.optimize.bounds.cluster_bounds import cluster_compute_bounds
@@ -27,6 +27,7 @@ from milpplan.optimize.solve import solve
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.plan_space import even_splits, in_space
 from milpplan.problem import Layout, Plan, Problem, Recompute, Space, VirtualStage
+from milpplan.problem.plan import layout_words
 from milpplan.simulation import (
     LayoutColumns,
     RankCosts,

@@ -11,7 +11,7 @@ from typing import Literal
 
 from milpplan.explain import Interval
 from milpplan.optimize import PlanResult
-from milpplan.problem import Layout, Plan, Problem
+from milpplan.problem import Plan, Problem
 from milpplan.simulation import StepReport
 
 Effort = Literal["flag", "reshard"]
@@ -128,14 +128,3 @@ class GapReport:
     def proved(self) -> bool:
         """True if every gap is proved to the tolerance of the solves."""
         return not self.interrupted and all(space.proved for space in self.spaces)
-
-
-def layout_words(own: Layout, other: Layout, lead: str = "") -> str:
-    """Write the values in which another layout differs, as ``tp=4 dp=2``, with that of ``lead`` first."""
-    names = [name for name in Layout.model_fields if getattr(own, name) != getattr(other, name)]
-    ordered = sorted(names, key=lambda name: name != lead)
-    return " ".join(f"{name}={_word(getattr(other, name))}" for name in ordered)
-
-
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

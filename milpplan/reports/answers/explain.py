@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from typing import Literal
 
 from milpplan.explain import Explanation, Interval, WishAnswer, Worth
-from milpplan.explain.judge.records import layout_words
 from milpplan.explain.records import BreakEven, Outcome, PlanLimits, Unit
 from milpplan.problem import Layout, Problem
+from milpplan.problem.plan import layout_words
 from milpplan.problem.records import Computed, Record
 from milpplan.reports.answers.step import accuracy_blocks, plan_blocks, would_be_headline
 from milpplan.reports.blocks import Block, Fact, Paragraph, Table
-from milpplan.reports.documents.fields import IntervalDocument, document_of
+from milpplan.reports.documents.fields import EvidenceDocument, IntervalDocument, document_of, evidence_document
 from milpplan.reports.documents.plan_file import PlanDocument, plan_document
 from milpplan.reports.words.plan_words import joined, range_text, scope_text
-from milpplan.reports.words.result_words import EvidenceDocument, break_even_table, evidence_document
+from milpplan.reports.words.result_words import break_even_table
 from milpplan.units import counted, gib_text, lower_bound_text, percent_text, printable, rate_text, seconds_text
 from milpplan.validation import Evidence
 

@@ -10,11 +10,12 @@ from typing import Literal
 
 from milpplan.errors import MilpplanError
 from milpplan.explain import Interval
-from milpplan.explain.judge.records import Change, Effort, GapReport, SpaceGap, layout_words
+from milpplan.explain.judge.records import Change, Effort, GapReport, SpaceGap
 from milpplan.optimize import PlanResult
 from milpplan.optimize.records import Status
 from milpplan.optimize.search.closed_layouts import FATES
 from milpplan.problem import Layout, Problem
+from milpplan.problem.plan import layout_words
 from milpplan.problem.records import Computed, Record
 from milpplan.reports.answers.step import plan_blocks, would_be_headline
 from milpplan.reports.blocks import Block, Fact, Paragraph, Table

@@ -14,9 +14,8 @@ from milpplan.reports.answers.solve import plan_lines, solve_blocks
 from milpplan.reports.answers.step import memory_text, plan_blocks
 from milpplan.reports.blocks import Block, Fact, Paragraph, Table
 from milpplan.reports.documents.document import ResultDocument, result_document
-from milpplan.reports.documents.fields import Finite, document_of
+from milpplan.reports.documents.fields import Finite, RunDocument, document_of
 from milpplan.reports.words.plan_words import scope_text
-from milpplan.reports.words.result_words import RunDocument
 from milpplan.units import counted, gap_text, money_text, percent_text, printable, rate_text, seconds_text
 from milpplan.validation import Evidence
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from milpplan.calibration.error_bars import ErrorBar, Robustness
 from milpplan.explain.hardware_choice import RunTotals
-from milpplan.explain.records import BreakEvens
 from milpplan.optimize import PlanResult
 from milpplan.optimize.records import ProgramAnswer
 from milpplan.problem import Layout, Plan, Problem, Schedule
@@ -26,7 +25,6 @@ from milpplan.reports.answers.step import (
     step_headline,
 )
 from milpplan.reports.blocks import Block, Fact, Paragraph
-from milpplan.reports.documents.document import layouts_document, regret_sentence
 from milpplan.reports.words.plan_words import hybrid_text, images_text, mtp_text, rollout_text, scope_text
 from milpplan.reports.words.result_words import (
     bar_range_text,
@@ -35,6 +33,7 @@ from milpplan.reports.words.result_words import (
     extrapolated_text,
     fastest_text,
     margin_text,
+    regret_sentence,
     regret_table,
     robustness_text,
     run_text,
@@ -56,6 +55,9 @@ from milpplan.units import (
     tolerance_text,
 )
 from milpplan.validation import Evidence
+
+if TYPE_CHECKING:
+    from milpplan.explain.records import BreakEvens
 
 SHOWN_RULES: Final = 3
 """Rules that are named of all that refused layouts."""
@@ -370,6 +372,9 @@ def _search(result: PlanResult) -> Iterator[Block]:
 
 def _fates(result: PlanResult) -> Iterator[Block]:
     """Count the outcomes of the layouts, and name the rules that refused most."""
+    # The first screen does without documents, whose classes take longer to make than a small solve.
+    from milpplan.reports.documents.document import layouts_document
+
     layouts = layouts_document(result)
     fates = (
         f"{layouts.does_not_fit:,} do not fit, {layouts.bounded:,} decided by bounds, {layouts.relaxed:,} by "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from milpplan.library import lazy_exports
 
 if TYPE_CHECKING:
-    from milpplan.reports.documents.certificate import NOT_CERTIFIED, CertificationDocument, digest, sealed
+    from milpplan.reports.documents.certificate import NOT_CERTIFIED, CertificationDocument, sealed
     from milpplan.reports.documents.document import (
         ResultDocument,
         SimulationDocument,
@@ -19,6 +19,14 @@ if TYPE_CHECKING:
         result_document,
         simulation_document,
         tolerance_text,
+    )
+    from milpplan.reports.documents.fields import (
+        EvidenceDocument,
+        PriceDocument,
+        TargetDocument,
+        TermDocument,
+        digest,
+        evidence_document,
     )
     from milpplan.reports.documents.plan_file import PlanDocument, PlanFile, plan_document
 else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from milpplan.optimize.records import Check, Verdict
 from milpplan.problem import Problem
 from milpplan.problem.records import Record
 from milpplan.reports.blocks import Block, Items, Paragraph, Span, Table
-from milpplan.reports.documents.fields import Document, document_of
+from milpplan.reports.documents.fields import Document, digest, document_of, json_digest
 from milpplan.reports.words.plan_words import cost_model_text
 
 LIBRARIES = ("ortools", "pulp", "numpy")
@@ -102,15 +101,6 @@ def certificate_sentence(certificate: CertificateDocument) -> str:
     )
 
 
-def digest(record: BaseModel) -> str:
-    """Compute the SHA-256 of a record's JSON with its fields in order."""
-    return _digest(record.model_dump(mode="json"))
-
-
-def _digest(data: object) -> str:
-    return hashlib.sha256(json.dumps(data, sort_keys=True, allow_nan=False).encode()).hexdigest()
-
-
 def sealed(document: Document) -> Document:
     """Seal the certificate of a document, if it has one."""
     certificate = getattr(document, "certificate", None)
@@ -131,7 +121,7 @@ def is_sealed(document: BaseModel, text: str) -> bool:
         return False
     data = json.loads(text)
     bare = data | {"certificate": data["certificate"] | {"sha256": ""}}
-    return sealed(document) == document or bool(_digest(bare) == certificate.sha256)
+    return sealed(document) == document or bool(json_digest(bare) == certificate.sha256)
 
 
 def lacks_constants(problem: BaseModel, certificate: CertificateDocument, text: str) -> bool:
@@ -140,7 +130,7 @@ def lacks_constants(problem: BaseModel, certificate: CertificateDocument, text: 
     True for a document of a milpplan version whose cost model lacked constants that ``problem`` has.
     """
     claimed = certificate.problem_sha256
-    return bool(_digest(json.loads(text)["problem"]) == claimed != digest(problem))
+    return bool(json_digest(json.loads(text)["problem"]) == claimed != digest(problem))
 
 
 def certification_document(done: Certification, claimed_gap: float | None, proof: str) -> CertificationDocument:

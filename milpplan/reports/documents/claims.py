@@ -13,7 +13,7 @@ from milpplan.errors import InvalidInputError
 from milpplan.optimize.search.closed_layouts import FATES, PRUNED
 from milpplan.problem import Problem, parse_json, read_text
 from milpplan.problem.reading import shown
-from milpplan.reports.documents.certificate import NOT_CERTIFIED, digest, lacks_constants
+from milpplan.reports.documents.certificate import NOT_CERTIFIED, lacks_constants
 from milpplan.reports.documents.document import (
     BoundClassDocument,
     LayoutsDocument,
@@ -22,6 +22,7 @@ from milpplan.reports.documents.document import (
     proof_sentence,
     read_result,
 )
+from milpplan.reports.documents.fields import digest
 from milpplan.reports.words.plan_words import cost_model_text
 from milpplan.version import __version__
 

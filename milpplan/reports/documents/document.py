@@ -27,21 +27,21 @@ from milpplan.problem.records import Computed, Record
 from milpplan.reports.answers import ExplanationDocument
 from milpplan.reports.documents import plan_file
 from milpplan.reports.documents.certificate import CertificateDocument, certificate_of, is_sealed, sealed
-from milpplan.reports.documents.fields import document_of
-from milpplan.reports.documents.plan_file import PlanDocument, plan_document
-from milpplan.reports.words.plan_words import scope_text
-from milpplan.reports.words.result_words import (
+from milpplan.reports.documents.fields import (
     EvidenceDocument,
     FastestDocument,
     PriceDocument,
     RunDocument,
     TargetDocument,
+    document_of,
     evidence_document,
     fastest_document,
     price_document,
-    regret_text,
     target_document,
 )
+from milpplan.reports.documents.plan_file import PlanDocument, plan_document
+from milpplan.reports.words.plan_words import scope_text
+from milpplan.reports.words.result_words import regret_sentence
 from milpplan.simulation import StepReport
 from milpplan.simulation.report import MemoryVerdict
 from milpplan.units import percent_text, tolerance_text
@@ -453,14 +453,6 @@ def _regret(regret: Regret | None) -> RegretDocument | None:
         reason = "" if entry.scenario is None else entry.scenario.reason
         scenarios.append(document_of(ScenarioRegretDocument, entry, reason=reason, constants=constants))
     return document_of(RegretDocument, regret, nominal_lost_fraction=regret.nominal, scenarios=tuple(scenarios))
-
-
-def regret_sentence(result: PlanResult, tolerance: float) -> str:
-    """Describe in a sentence what is proved of a robust plan."""
-    assert result.regret is not None
-    scope = scope_text(result.problem, result.forbid)
-    within = f"within {tolerance_text(tolerance)}" if result.status == "optimal" else "stopped early"
-    return f"Least worst-case regret, {within}: {regret_text(result.regret)}, for {scope}."
 
 
 def _any_chunks(result: PlanResult) -> AnyChunksDocument | None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from milpplan.explain import Interval
 from milpplan.plugins import plugin_title
 from milpplan.problem import RANK_ORDERS, Layout, Plan, Problem, Rollout, Schedule, Space
 from milpplan.problem.hardware import OWN_COST_MODEL
@@ -24,6 +23,9 @@ from milpplan.units import (
     signed_percent_text,
 )
 from milpplan.version import __version__
+
+if TYPE_CHECKING:
+    from milpplan.explain.records import Interval
 
 
 def cluster_text(problem: Problem, num_gpus: int) -> str:
