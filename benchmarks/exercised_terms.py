@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from milpplan.validation.ablation import Exercise, ExercisedTerms, Generation, measures, ranges
 from milpplan.validation.comparison import Comparison
+from milpplan.validation.evidence import Exercise, ExercisedTerms, Generation, measures, ranges
 from milpplan.validation.runs.records import Run
 from milpplan.validation.runs.statement import Statement
 from milpplan.validation.runs.variants import generation_of

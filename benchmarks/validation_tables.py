@@ -20,8 +20,8 @@ from benchmarks.tables import markdown_table, replace_section
 from milpplan import __version__
 from milpplan.reports.files import write_whole
 from milpplan.units import percent_text
-from milpplan.validation.ablation import FILE, Exercise, ExercisedTerms
 from milpplan.validation.comparison import Comparison, compare
+from milpplan.validation.evidence import FILE, Exercise, ExercisedTerms
 from milpplan.validation.runs.reader import read_runs
 from milpplan.validation.summary import FamilyErrors, families, family_errors
 from milpplan.validation.terms import TERMS

@@ -17,7 +17,7 @@ from milpplan.calibration import Coverage, Observation, fit, observations
 from milpplan.problem import with_constants
 from milpplan.simulation import simulate
 from milpplan.validation import TERMS, compare
-from milpplan.validation.ablation import exercised_terms
+from milpplan.validation.evidence import exercised_terms
 from milpplan.validation.runs import Run, RunFile, read_runs
 from tests.validation.cases import exact_record, record, written
 

@@ -20,7 +20,7 @@ from milpplan.problem.problem import Objective
 from milpplan.simulation import step_times_s
 from milpplan.units import gap_text, lower_bound_text, rate_text, seconds_text
 from milpplan.validation import Evidence
-from milpplan.validation.ablation import evidence
+from milpplan.validation.evidence import evidence
 
 INTERRUPTED: Final = InfeasibleError(
     "No plan satisfies the request: proved.",

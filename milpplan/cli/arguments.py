@@ -1,4 +1,4 @@
-"""Words of the command line as a problem; every mistake is an ``InvalidInputError``."""
+"""Words of the command line as a problem, and checks of plan files; mistakes are an ``InvalidInputError``."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+import numpy as np
 from pydantic import ValidationError
 
 from milpplan.cli.checks import choice, count_or_range, missing, positive, record, whole
-from milpplan.errors import InvalidInputError
+from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.optimize import fixed
+from milpplan.optimize.space.enumerate_layouts import broken_rules
 from milpplan.problem import (
     RANK_ORDERS,
     SCHEDULES,
@@ -20,6 +22,7 @@ from milpplan.problem import (
     Layout,
     ModelSpec,
     NodeGroup,
+    Plan,
     Problem,
     Range,
     Schedule,
@@ -44,10 +47,13 @@ from milpplan.problem.problem import (
 )
 from milpplan.problem.reading import plain_reason, shown
 from milpplan.simulation.layout_columns import SWITCHES, WORDS
+from milpplan.simulation.simulator import check_plan
 from milpplan.units import GIB, HOURS_PER_DAY, SECONDS_PER_HOUR, counted
 
 MAX_CANDIDATES: Final = 4_096
 """Maximum of combinations of a number of GPUs and a batch in one problem."""
+MAX_WORK_ITEMS: Final = 33_554_432
+"""Maximum of virtual stages x micro-batches of a plan file that is simulated (a few GiB)."""
 MAX_DIGITS: Final = 9
 _GROUP: Final = re.compile(rf"(?P<name>.+):(?P<gpus>[0-9]{{1,{MAX_DIGITS}}})")
 ALL_LINEAR: Final = "all-linear"
@@ -476,3 +482,29 @@ def numbers(word: str) -> Any:
         return tuple(int(part) for part in word.split("-"))
     except ValueError:
         return word
+
+
+def check_plan_of_file(problem: Problem, plan: Plan) -> None:
+    """Check that a plan belongs to the problem, breaks no rule, and is of a size that can be simulated."""
+    check_size(problem.job)
+    check_plan(problem, plan)
+    layout = plan.layout
+    items = layout.num_virtual_stages * layout.num_micro_batches
+    if items > MAX_WORK_ITEMS:
+        raise IllegalPlanError(
+            f"The plan has {items:,} work items a pipeline (virtual stages x micro-batches).",
+            f"Expected at most {MAX_WORK_ITEMS:,}.",
+            "Use larger micro-batches or more replicas.",
+        )
+    broken = broken_rules(problem, layout)
+    if broken:
+        raise IllegalPlanError(
+            f"The layout breaks {'the rule' if len(broken) == 1 else 'the rules'} {', '.join(broken)}.",
+            "Expected a layout that keeps every rule of the frameworks.",
+            "Change the degrees and switches that the rule names.",
+        )
+
+
+def within_range() -> np.errstate:
+    """Raise where a number leaves the range of floats or 64-bit integers, instead of computing on."""
+    return np.errstate(over="raise", invalid="raise", divide="raise")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from milpplan.cli import checks, interrupts
 from milpplan.cli.answer import next_steps, shown_progress
+from milpplan.cli.arguments import within_range
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show_blocks
-from milpplan.cli.plan_checks import within_range
 from milpplan.explain import Candidate, Choice, choose
 from milpplan.optimize import SolveOptions
 from milpplan.optimize.milp.solution import undisturbed

@@ -18,9 +18,9 @@ from milpplan.cli.answer import (
     shown_progress,
     uncertainty,
 )
+from milpplan.cli.arguments import check_plan_of_file, within_range
 from milpplan.cli.length_options import LengthOptions, are_asked
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, of_error, say, say_error, show_blocks
-from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.explain import run_totals
 from milpplan.optimize import DEFAULT_GAP, Effort, PlanResult, SolveOptions, explain, solve_robust, target_price

@@ -396,7 +396,7 @@ def answer_function(name: str, module: str = "milpplan.answers") -> Callable[...
 
 def untested_terms(problem: Problem) -> Callable[[Plan], int]:
     """Return the function that counts the terms of a plan that no measured run on its hardware exercises."""
-    return partial(answer_function("num_unexercised", "milpplan.validation.ablation"), problem)
+    return partial(answer_function("num_unexercised", "milpplan.validation.evidence"), problem)
 
 
 Verdict = Literal["certified", "refuted", "unproved"]

@@ -1,7 +1,7 @@
 """Terms of the cost model by name: the plans that use them, and the step time without or with doubled terms.
 
 Most of a plan's step is products and attention, which every measured run has. The terms here depend on the layout,
-so measured runs may exercise them or not (``milpplan.validation.ablation``).
+so measured runs may exercise them or not (``milpplan.validation.evidence``).
 
 Scaling a term changes the layout's constants, from which the step is simulated as usual. Exposed time is
 multiplied. Doubled communication beside compute is hidden only as far as before, so a doubled step is an upper
@@ -472,5 +472,5 @@ TERMS: Final = (
     ),
 )
 """Terms of the cost model. Recomputation follows the work that it replays, so that both together scale in order.
-Plans on several node types are not ablated (``milpplan.validation.ablation``)."""
+Plans on several node types are not ablated (``milpplan.validation.evidence``)."""
 BY_NAME: Final = {term.name: term for term in TERMS}

@@ -23,7 +23,7 @@ from milpplan.reports.words.result_words import (
     worst_error,
 )
 from milpplan.validation import BY_NAME, UNSCORED_FLAGS, Evidence, compare, used_terms
-from milpplan.validation.ablation import (
+from milpplan.validation.evidence import (
     Exercise,
     ExercisedTerms,
     Generation,

@@ -15,11 +15,11 @@ from milpplan.calibration import write_overlay
 from milpplan.calibration.sources import LoggedRun, calibrated, calibrated_from_logs
 from milpplan.calibration.tables import calibration_blocks, document_text
 from milpplan.cli import options as o
+from milpplan.cli.arguments import check_plan_of_file, within_range
 from milpplan.cli.checks import positive
 from milpplan.cli.interrupts import limited
 from milpplan.cli.launcher_text import launcher_text
 from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
-from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError
 from milpplan.launchers import ImportRequest, target_named
 from milpplan.problem import load_hardware, load_model

@@ -19,8 +19,8 @@ from milpplan.calibration.error_bars import ENDS
 from milpplan.cli import checks, interrupts
 from milpplan.cli import options as o
 from milpplan.cli.answer import INTERRUPTED, compared, evidence_of, shown_progress, uncertainty
+from milpplan.cli.arguments import check_plan_of_file, within_range
 from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
-from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.explain import run_totals
 from milpplan.launchers import restrict

@@ -9,8 +9,8 @@ from typing import Annotated, Final
 import typer
 
 from milpplan.cli import options as o
+from milpplan.cli.arguments import check_plan_of_file, within_range
 from milpplan.cli.outcome import ExitCode, emit, show_blocks
-from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError
 from milpplan.reports.answers.comparison import Side, comparison_blocks, comparison_document
 from milpplan.reports.documents.claims import proved_bound_s

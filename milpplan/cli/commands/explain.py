@@ -13,8 +13,8 @@ from rich.console import Console
 
 from milpplan.cli import arguments, checks, interrupts
 from milpplan.cli import options as o
+from milpplan.cli.arguments import check_plan_of_file, within_range
 from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
-from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError
 from milpplan.explain import WISHABLE, Explanation
 from milpplan.explain.explain_plan import explain_plan
@@ -26,7 +26,7 @@ from milpplan.reports.answers.explain import explanation_blocks, explanation_doc
 from milpplan.reports.documents.claims import bound_for
 from milpplan.reports.documents.document import document_text, read_plan
 from milpplan.units import lower_bound_text
-from milpplan.validation.ablation import evidence
+from milpplan.validation.evidence import evidence
 
 EXAMPLES: Final = (
     ("What limits the plan, and what more memory or bandwidth would gain", "plan.json"),

@@ -8,8 +8,8 @@ from typing import Annotated, Final
 import typer
 
 from milpplan.cli import options as o
+from milpplan.cli.arguments import check_plan_of_file
 from milpplan.cli.outcome import ExitCode, emit, say
-from milpplan.cli.plan_checks import check_plan_of_file
 from milpplan.launchers import target_named
 from milpplan.launchers.scripts import JOBS, job_files
 from milpplan.launchers.targets import launch_document, version_of

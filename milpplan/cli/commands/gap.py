@@ -12,10 +12,10 @@ import typer
 from milpplan.cli import arguments, checks, interrupts
 from milpplan.cli import options as o
 from milpplan.cli.answer import shown_progress
+from milpplan.cli.arguments import check_plan_of_file, within_range
 from milpplan.cli.commands.compare import short_names
 from milpplan.cli.launcher_text import launcher_text
 from milpplan.cli.outcome import ExitCode, emit, say, say_error, show_blocks
-from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.explain.judge.gap import Solves, widened
 from milpplan.explain.judge.gap import gap as judge

@@ -8,9 +8,9 @@ from typing import Annotated, Final
 import typer
 
 from milpplan.cli import options as o
+from milpplan.cli.arguments import check_plan_of_file, within_range
 from milpplan.cli.launcher_text import batch_settings, launcher_text
 from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
-from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.launchers import Imported, ImportRequest, target_named
 from milpplan.problem import load_hardware, load_model
 from milpplan.problem.catalog import fitted_hardware

@@ -18,6 +18,6 @@ def list_names(kind: Annotated[str, typer.Argument(metavar="models|hardware")]) 
     if choice(kind, "list", ("models", "hardware")) == "models":
         show_blocks([model_table()])
     else:
-        from milpplan.validation.ablation import scored_runs
+        from milpplan.validation.evidence import scored_runs
 
         show_blocks([hardware_table(scored_runs), stack_table()])

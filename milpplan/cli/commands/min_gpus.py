@@ -12,9 +12,8 @@ from milpplan.cli import checks, interrupts
 from milpplan.cli import options as o
 from milpplan.cli.answer import evidence_of, next_steps, shown_progress
 from milpplan.cli.arguments import deadline_hours as hours_of
-from milpplan.cli.arguments import forbidden_values, problem_of
+from milpplan.cli.arguments import forbidden_values, problem_of, within_range
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show_blocks
-from milpplan.cli.plan_checks import within_range
 from milpplan.explain import Fewest, fewest_gpus
 from milpplan.optimize import DEFAULT_GAP, SolveOptions
 from milpplan.optimize.milp.solution import undisturbed

@@ -13,8 +13,8 @@ from rich.console import Console
 from milpplan.calibration import write_overlay
 from milpplan.cli import checks
 from milpplan.cli import options as o
+from milpplan.cli.arguments import within_range
 from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
-from milpplan.cli.plan_checks import within_range
 from milpplan.errors import InvalidInputError
 from milpplan.problem import load_hardware
 from milpplan.profiling.overlay import document_text, profile_blocks, profiled

@@ -9,8 +9,8 @@ from typing import Annotated, Final
 
 import typer
 
+from milpplan.cli.arguments import check_plan_of_file, within_range
 from milpplan.cli.outcome import ExitCode, say
-from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.errors import InvalidInputError
 from milpplan.explain.overview import plan_overview
 from milpplan.optimize.milp.solution import undisturbed

@@ -10,16 +10,16 @@ import typer
 from milpplan.calibration import error_bar
 from milpplan.cli import calculon as calculons
 from milpplan.cli import options as o
+from milpplan.cli.arguments import check_plan_of_file, within_range
 from milpplan.cli.checks import missing
 from milpplan.cli.outcome import ExitCode, emit, show_blocks
-from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.problem import Plan, Problem
 from milpplan.problem.calculon.translation import calculon_run, read_calculon
 from milpplan.reports.answers import simulation_blocks
 from milpplan.reports.documents.document import document_text, read_plan, simulation_document
 from milpplan.simulation import StepReport
 from milpplan.simulation import simulate as simulate_plan
-from milpplan.validation.ablation import evidence
+from milpplan.validation.evidence import evidence
 
 EXAMPLES: Final = (
     ("Time and memory of a plan, yours or a solve's", "plan.json"),

@@ -8,10 +8,9 @@ from typing import Any, Final
 
 from milpplan.cli import checks, interrupts
 from milpplan.cli import options as o
-from milpplan.cli.arguments import problem_of
+from milpplan.cli.arguments import problem_of, within_range
 from milpplan.cli.length_options import LengthOptions, are_asked
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show_blocks
-from milpplan.cli.plan_checks import within_range
 from milpplan.errors import InvalidInputError
 from milpplan.lengths import LengthsResult, bucketed, check_model, least_padding
 from milpplan.lengths.hotspa_export import hotspa_step

@@ -9,8 +9,8 @@ import typer
 
 from milpplan.cli import checks
 from milpplan.cli import options as o
+from milpplan.cli.arguments import check_plan_of_file, within_range
 from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
-from milpplan.cli.plan_checks import check_plan_of_file, within_range
 from milpplan.communication.traffic import traffic as count_traffic
 from milpplan.communication.wires import ALGORITHMS
 from milpplan.reports import write_whole

@@ -22,9 +22,8 @@ from milpplan.calibration.trials import (
 from milpplan.cli import checks, interrupts
 from milpplan.cli import options as o
 from milpplan.cli.answer import shown_progress
-from milpplan.cli.arguments import problem_of
+from milpplan.cli.arguments import problem_of, within_range
 from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
-from milpplan.cli.plan_checks import within_range
 from milpplan.errors import InfeasibleError, InvalidInputError
 from milpplan.launchers import target_named
 from milpplan.launchers.targets import restrict

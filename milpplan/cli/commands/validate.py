@@ -13,8 +13,8 @@ from rich.progress import Progress
 from milpplan.calibration import mean_share
 from milpplan.calibration.coverage import coverage
 from milpplan.cli import options as o
+from milpplan.cli.arguments import within_range
 from milpplan.cli.outcome import ExitCode, emit, say, say_error, show
-from milpplan.cli.plan_checks import within_range
 from milpplan.reports.files import make_directory
 from milpplan.validation import Validation, compare, report, summarise
 from milpplan.validation.figures import write_figures

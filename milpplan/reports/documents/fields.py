@@ -69,6 +69,7 @@ def digest(record: BaseModel) -> str:
 
 
 def json_digest(data: object) -> str:
+    """Compute the SHA-256 of plain data, as sorted JSON."""
     return hashlib.sha256(json.dumps(data, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 

@@ -161,7 +161,8 @@ def gemm_s(
     """
     engine = engine_of(accelerator, precision)
     m, n, k, count = (np.asarray(size, dtype=np.float64) for size in (m, n, k, count))
-    flops_per_s = engine.peak_flops_per_s * engine.sustained * interpolate_table(engine.gemm, m, n, k)
+    efficiency = interpolate_grid(*_table_arrays(engine.gemm), (m, n, k))
+    flops_per_s = engine.peak_flops_per_s * engine.sustained * efficiency
     memory_s = gemm_bytes(precision, m, n, k) / accelerator.memory_rate_bytes_per_s
     kernels_s = count * np.maximum(2 * m * n * k / flops_per_s, memory_s)
     empty = (m == 0) | (n == 0) | (k == 0) | (count == 0)
