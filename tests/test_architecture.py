@@ -72,6 +72,7 @@ ALLOWED = {
         "milpplan.optimize.milp.linear_relaxation",
         "milpplan.optimize.milp.solution",
         "milpplan.optimize.milp.backends",
+        "milpplan.lengths.deadline",
         "milpplan.lengths.tabled",
     ),
     "milpplan.lengths": (
@@ -83,7 +84,6 @@ ALLOWED = {
         "milpplan.optimize.milp.cpsat",
         "milpplan.optimize.space.enumerate_layouts",
         "milpplan.optimize.bounds.uniform_plans",
-        "milpplan.parallel",
         "milpplan.lengths",
     ),
     "milpplan.launchers": (*BASE, "milpplan.problem", "milpplan.launchers"),
