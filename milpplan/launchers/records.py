@@ -239,7 +239,8 @@ def problem_of(
     check_gpus(request.num_gpus, layout.num_gpus, request.source)
     there = request.hardware.software.model_copy(update=software)
     hardware = request.hardware.model_copy(update={"software": there})
-    return Problem(model=model, hardware=hardware, job=job_of(layout, sequence_length, lora=lora, **formats))
+    job = job_of(layout, sequence_length, lora=lora, **formats)
+    return Problem(model=model, hardware=hardware, job=job)
 
 
 AT_MOST = "All sequences are priced as {} tokens: without packing they are at most as long."

@@ -143,6 +143,23 @@ def test_deepspeed_under_accelerate_is_a_run_of_deepspeed() -> None:
         read(script(COMMAND.replace("_steps 4", "_steps 8"), UNDER))
 
 
+def test_ranks_that_share_a_sequence_under_deepspeed_exchange_heads() -> None:
+    """Two ranks a sequence: half as many replicas, shards over all ranks, gradients sent in fp32; without them
+    nothing changes, and degrees that do not make the processes are refused."""
+    section = "parallelism_config_dp_shard_size: 4\n  parallelism_config_sp_size: 2\n"
+    text = f"{UNDER}parallelism_config:\n  {section}"
+    numbers = {name: value for name, value in NUMBERS.items() if name != "gradient_accumulation_steps"}
+    found, whole = read_yaml(text, numbers), read_yaml(UNDER, numbers)
+    layout = found.plan.layout
+    assert (layout.dp, layout.cp, layout.ulysses, layout.zero_stage) == (4, 2, 2, 3)
+    assert layout.num_micro_batches == whole.plan.layout.num_micro_batches
+    assert layout.global_batch_size * 2 == whole.plan.layout.global_batch_size
+    software = whole.problem.hardware.software
+    assert found.problem.hardware.software == software.model_copy(update={"reduced_gradient_bytes": 4.0})
+    with pytest.raises(InvalidInputError, match="sp_size 2 and dp_shard_size 2"):
+        read_yaml(text.replace("shard_size: 4", "shard_size: 2"), numbers)
+
+
 LORA = "--use_peft --lora_r 16 --lora_dropout 0 --lora_target_modules q_proj v_proj --dtype bfloat16"
 
 

@@ -65,7 +65,8 @@ QUIET: Mapping[str, str] = {
     r"fsdp_config\.fsdp_(state_dict_type|cpu_ram_efficient_loading|sync_module_states)": "works between steps",
     r"fsdp_config\.fsdp_(use_orig_params|backward_prefetch.*|forward_prefetch|min_num_params|sharding_strategy|"
     r"transformer_layer_cls_to_wrap)": "looked at with FSDP 1, or acts in refused policies; a class",
-    r"parallelism_config\.parallelism_config_(cp_backend|cp_comm_strategy|sp_.+)": "acts above one rank",
+    r"parallelism_config\.parallelism_config_(cp_backend|cp_comm_strategy|sp_(?!size).+)": "acts above one rank",
+    r"deepspeed_config\.seq_parallel_communication_data_type": "a key of DeepSpeed, not passed on",
     r"dynamo_config\.dynamo_(mode|use_.*)": "acts with a backend, which is refused",
 }
 """Patterns of Accelerate's settings that have no effect on the cost, with reasons."""
@@ -268,17 +269,39 @@ def _under_deepspeed(
                 "Correct one of them.",
             )
     values = own | values
+    cut = _cut(settings)
+    attention = settings.get(f"{FLAG}attn_implementation") or "sdpa"
     values |= {
         "milpplan.sequence_length": length,
         "milpplan.recompute": recompute,
         "milpplan.world_size": settings.size("num_processes"),
-        "milpplan.attn_implementation": settings.get(f"{FLAG}attn_implementation") or "sdpa",
+        "milpplan.attn_implementation": settings.get(f"{P}sp_attn_implementation") if cut > 1 else attention,
+        "milpplan.sequence_parallel_size": cut,
     }
     settings.looked_at |= {f"{FLAG}{name}" for name in (*LENGTHS, "packing")}
     settings.looked_at |= {f"{_D}gradient_accumulation_steps", f"{FLAG}optim"}
     check_priced(settings, ALL_QUIET)
     inner = imported_settings(values, replace(request, given={}))
     return replace(inner, ignored_flags=(*left_out, *inner.ignored_flags), notes=(*note, *inner.notes))
+
+
+def _cut(settings: Settings) -> int:
+    """Return the ranks that share a sequence under DeepSpeed (Ulysses).
+
+    Source: accelerate 1.15.0, parallelism_config.py and accelerator.py, _prepare_deepspeed.
+
+    Raises:
+        InvalidInputError: the degrees do not make the number of processes.
+    """
+    cut, shards = settings.degree(f"{P}sp_size"), settings.degree(f"{P}dp_shard_size")
+    processes = settings.size("num_processes")
+    if cut > 1 and cut * shards != processes:
+        raise InvalidInputError(
+            f"sp_size {cut} and dp_shard_size {shards} do not make {processes} processes.",
+            "Expected their product: DeepSpeed shards over all of them.",
+            "Correct the parallelism_config.",
+        )
+    return cut
 
 
 def _check_program(program: str | None, source: str) -> None:

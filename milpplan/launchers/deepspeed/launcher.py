@@ -54,7 +54,7 @@ from milpplan.launchers.records import (
     Refusal,
     check_gpus,
     check_vocabulary,
-    job_of,
+    problem_of,
 )
 from milpplan.launchers.scripts import header, torchrun_script
 from milpplan.launchers.settings import (
@@ -74,6 +74,8 @@ from milpplan.problem.problem import Problem
 from milpplan.problem.reading import parse_json, shown, validated
 
 _Z, _OWN = "zero_optimization", "milpplan"
+_CUT = "milpplan.sequence_parallel_size"
+"""Ranks that share a sequence (Ulysses), which the program that starts DeepSpeed sets up."""
 TYPES = {"fp32": "fp32", "bf16": "bf16", "bfp16": "bf16"}
 """Spellings of ``grad_accum_dtype`` and ``communication_data_type`` (runtime/config.py, DtypeEnum)."""
 KERNELS = {"flash": "sdpa", "unfused": "eager"}
@@ -88,7 +90,9 @@ QUIET: Mapping[str, str] = {
     r"scheduler\..*|gradient_clipping|optimizer\.(params\.(?!torch_adam|amsgrad).*|legacy_fusion)|seed|"
     r"dataloader_drop_last|vocabulary_size": "numbers of the update and the data, whose work is the same",
     r"zero_allow_untested_optimizer|zero_force_ds_cpu_optimizer|use_data_before_expert_parallelism|"
-    r"seq_parallel_communication_data_type": "acts with other optimizers, experts, cut sequences: refused",
+    r"seq_parallel_communication_data_type": (
+        "acts with other optimizers and experts, which are refused, or is looked at where sequences are cut"
+    ),
     r"(bf16|fp16)\.(?!enabled$|bf16_|fp16_|check_grad|immediate).*|amp\.opt_level": (
         "scales of the loss; amp is refused"
     ),
@@ -172,28 +176,31 @@ def layout_of(settings: Settings, world: int | None) -> Layout:
             "Expected train_micro_batch_size_per_gpu.",
             "Give --micro-batch N.",
         )
-    size = settings.degree("train_micro_batch_size_per_gpu")
+    size, cut = settings.degree("train_micro_batch_size_per_gpu"), settings.degree(_CUT)
     batch, steps = _given(settings, "train_batch_size"), _given(settings, "gradient_accumulation_steps")
     if world is None and batch is not None and steps is not None and batch % (size * steps) == 0:
-        world = batch // (size * steps)
-    if world is None or world < 1:
+        world = batch // (size * steps) * cut
+    if world is None or world < 1 or world % cut:
         raise InvalidInputError(
             "The number of processes is not known: the batch sizes do not make it.",
             "Expected train_batch_size, its size per GPU and gradient_accumulation_steps, or --gpus.",
             "Give --gpus.",
         )
+    replicas = world // cut
     if steps is None:
-        steps = 1 if batch is None else batch // (size * world)
-    batch = size * world * steps if batch is None else batch
-    if batch != size * steps * world:
+        steps = 1 if batch is None else batch // (size * replicas)
+    batch = size * replicas * steps if batch is None else batch
+    if batch != size * steps * replicas:
         raise InvalidInputError(
-            f"train_batch_size {batch} is not {size} * {steps} * {world}.",
-            "Expected micro-batch * accumulation * processes (runtime/config.py:602).",
+            f"train_batch_size {batch} is not {size} * {steps} * {replicas}.",
+            "Expected micro-batch * accumulation * replicas (runtime/config.py:602).",
             "Correct the batch sizes, or the number of processes (--gpus).",
         )
     stage, overlap = sharding_of(settings)
     data = {
-        "dp": world,
+        "dp": replicas,
+        "cp": cut,
+        "ulysses": cut,
         "micro_batch_size": size,
         "global_batch_size": batch,
         "zero_stage": stage if world > 1 else 0,
@@ -201,6 +208,23 @@ def layout_of(settings: Settings, world: int | None) -> Layout:
         "overlap_param_gather": stage == 3 and world > 1,
     }
     return validated(Layout, data, "the layout that the settings describe")
+
+
+def _cut_software(settings: Settings, grad_dtype: str) -> dict[str, float]:
+    """Return the bytes of a gradient as it is sent where ranks share a sequence, which an option of its own says.
+
+    Source: runtime/engine.py:1857 and runtime/constants.py:296 at edaa7221; ZeRO shards over all of these ranks.
+
+    Raises:
+        InvalidInputError: the format is not priced.
+    """
+    if settings.degree(_CUT) == 1:
+        return {}
+    name = "seq_parallel_communication_data_type"
+    sent = TYPES.get(settings.text(name))
+    if sent is None:
+        raise InvalidInputError(f"{name} is {settings.text(name)}.", "Expected fp32 or bf16.", "Correct it.")
+    return {} if sent == grad_dtype else {"reduced_gradient_bytes": 4.0 if sent == "fp32" else 2.0}
 
 
 def _given(settings: Settings, name: str) -> int | None:
@@ -357,8 +381,8 @@ def imported_settings(values: Mapping[str, Any], request: ImportRequest) -> Impo
     grad_dtype = grad_dtype_of(settings)
     layout = layout_of(settings, world)
     stage, overlap = sharding_of(settings)
-    losses = losses_of(stage, layout.dp, grad_dtype)
-    if stage >= 2 and layout.dp > 1 and not overlap:
+    losses = losses_of(stage, layout.cp * layout.dp, grad_dtype)
+    if stage >= 2 and layout.cp * layout.dp > 1 and not overlap:
         notes.append(
             f"overlap_comm is false: ZeRO {stage} reduces in line with the backward, and is priced as reducing "
             "beside it. The step is a lower bound in this."
@@ -372,9 +396,10 @@ def imported_settings(values: Mapping[str, Any], request: ImportRequest) -> Impo
             "Change the settings to compare it as the nearest run that is.",
         )
     check_priced(settings, QUIET)
-    job = job_of(layout, length, grad_dtype=grad_dtype, attention_kernel=kernel_of(kernel))
     plan = plan_of(layout, spec.num_layers, whole)
-    problem = Problem(model=spec, hardware=request.hardware, job=job)
+    software, attention = _cut_software(settings, grad_dtype), kernel_of(kernel)
+    formats = {"grad_dtype": grad_dtype, "attention_kernel": attention}
+    problem = problem_of(request, spec, layout, length, software, lora=None, **formats)
     return Imported(problem, plan, (), left_out, tuple(notes))
 
 
