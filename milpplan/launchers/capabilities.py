@@ -109,6 +109,14 @@ def shared_indexers(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
     return np.asarray((not problem.model.has_indexers) | (c["tp"] == 1) | (c["sequence_parallel"] == 1))
 
 
+def whole_windows(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
+    """Require that every rank attends over whole sequences where layers have sliding windows or sinks."""
+    mixers = [kind.attention for kind in problem.model.kinds]
+    plain = not any(mixer.type == "gqa" and (mixer.sliding_window is not None or mixer.sinks) for mixer in mixers)
+    ranks = c["ulysses"] if "ulysses" in c else np.ones(len(c["tp"]), dtype=np.int64)
+    return np.asarray(plain | (c["cp"] == ranks))
+
+
 def equal_stages(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
     """Require an equal number of layers in every virtual stage."""
     return np.asarray(problem.model.num_layers % (c["pp"] * c["vpp"]) == 0)
@@ -166,6 +174,15 @@ fp32.
 Source: transformers 5.24.0, models/llama/modeling_llama.py and loss/loss_utils.py; the sum over the tensors that
 autograd saves in a layer is equal to the byte, but for the rotary tables and the norms' statistics."""
 WHOLE_NODES = {"whole_nodes": RowRule(whole_nodes, "torchrun starts as many processes on every node")}
+TRANSFORMER_ENGINE = {
+    **WHOLE_NODES,
+    "whole_windows": RowRule(
+        whole_windows,
+        "Transformer Engine's context parallelism has sliding windows and sinks with all-to-alls alone "
+        "(TransformerEngine at d0067d0d, pytorch/attention/dot_product_attention/context_parallel.py:5057-5067)",
+    ),
+}
+"""Rules of programs that train with Megatron-Core."""
 NO_STREAMS = "it keeps on the host what this plan streams beside the layers only in other ways"
 NO_GROUPS = Limit((1,), "it has no hybrid sharding that is priced: states are sharded over all replicas")
 FSDP_RULES = {

@@ -45,6 +45,11 @@ def random_layout_of_megatron(random: np.random.Generator, problem: Problem) -> 
     experts = problem.model.kinds[-1].mlp.type == "moe"
     if not experts and min(layout.pp, layout.dp) > 1 and random.integers(2):
         changes["rank_order"] = "tp-cp-pp-dp"
+    mixers = [kind.attention for kind in problem.model.kinds]
+    if any(getattr(mixer, "sliding_window", None) or getattr(mixer, "sinks", False) for mixer in mixers):
+        # Transformer Engine passes no keys around a ring there.
+        batch = layout.global_batch_size * layout.cp
+        changes |= {"cp": 1, "ulysses": 1, "dp": layout.dp * layout.cp, "global_batch_size": batch}
     return Layout.model_validate(layout.model_dump() | changes)
 
 

@@ -53,6 +53,7 @@ BREAKING = {
     "sequence_divides": (64, DENSE + "--context-parallel-size 8 --seq-length 4088"),
     "context_levels_multiply": (
         64, DENSE + "--context-parallel-size 8 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2"),
+    "whole_windows": (64, DENSE + "--context-parallel-size 8 --window-size 1024,0"),
     "positions_suffice": (64, DENSE + "--max-position-embeddings 2048"),
     "mtp_positions": (64, DENSE + "--mtp-num-layers 1 --position-embedding-type learned_absolute"),
     "layers_divide": (96, DENSE + "--pipeline-model-parallel-size 3 --global-batch-size 96"),

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from milpplan.launchers import Imported, ImportRequest, Launch
 from milpplan.launchers.capabilities import (
     NO_GROUPS,
-    WHOLE_NODES,
+    TRANSFORMER_ENGINE,
     Capability,
     Columns,
     Limit,
@@ -115,20 +115,6 @@ def always_distributed(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
     return np.asarray(c["zero_stage"] == np.where(c["cp"] * c["dp"] > 1, 1, 0))
 
 
-def whole_windows(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
-    """Require whole sequences on every rank where layers have sliding windows or sinks."""
-    mixers = [kind.attention for kind in problem.model.kinds]
-    windows = any(isinstance(mixer, GroupedQueryAttention) and _is_windowed(mixer) for mixer in mixers)
-    return np.asarray((c["cp"] == 1) | (not windows))
-
-
-def _is_windowed(mixer: GroupedQueryAttention) -> bool:
-    return mixer.sliding_window is not None or mixer.sinks
-
-
-_WINDOWS = RowRule(whole_windows, "its context parallelism around a ring has neither sliding windows nor sinks")
-
-
 def _capability(
     name: str,
     versions: tuple[str, ...],
@@ -140,7 +126,7 @@ def _capability(
         name=name,
         versions=versions,
         limits={**_PACKED_LIMITS, **limits},
-        rules={**WHOLE_NODES, "whole_windows": _WINDOWS, **more},
+        rules={**TRANSFORMER_ENGINE, **more},
         hybrid_stages=MEGATRON.hybrid_stages,
         recompute_counts="block",
         stages=stages,

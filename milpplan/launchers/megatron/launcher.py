@@ -35,7 +35,6 @@ from milpplan.launchers.shell.launch_text import Given, from_script, from_yaml, 
 from milpplan.launchers.shell.tree import how_to_decide
 from milpplan.problem import ModelSpec, Plan, Problem
 from milpplan.problem.reading import shown
-from milpplan.simulation.layers import padded_vocab_size
 
 QUIET: dict[str, tuple[str, ...]] = {
     "data and tokenizers: what is read, not how much is computed": (
@@ -428,9 +427,9 @@ def _padding(given: Arguments, vocab_size: int) -> list[str]:
     """Accept a divisor of the vocabulary that makes the rows that are priced, within a thousandth; note others."""
     if _DIVISOR not in given.values:
         return []
-    tp = given.needed("--tensor-model-parallel-size")
-    each = max(int(given.values[_DIVISOR][0]), 1) * tp
-    rows, priced = -(-vocab_size // each) * each, int(padded_vocab_size(vocab_size, tp))
+    tp, default = given.needed("--tensor-model-parallel-size"), megatron_flags()[_DIVISOR].default
+    sizes = [max(int(text), 1) * tp for text in (given.values[_DIVISOR][0], default or "128")]
+    rows, priced = (-(-vocab_size // size) * size for size in sizes)
     if abs(rows - priced) * 1000 > priced:
         return []
     given.looked_at.add(_DIVISOR)

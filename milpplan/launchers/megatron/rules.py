@@ -32,7 +32,7 @@ from itertools import groupby
 from math import prod
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
-from milpplan.launchers.capabilities import WHOLE_NODES, Capability, Limit, Mode, RowRule, shared_indexers
+from milpplan.launchers.capabilities import TRANSFORMER_ENGINE, Capability, Limit, Mode, RowRule, shared_indexers
 from milpplan.launchers.megatron.arguments import COMMIT, Arguments, Values
 from milpplan.problem import DenseMlp, Job, LatentAttention, MixtureOfExperts, ModelSpec, Plan, Problem, Recompute
 from milpplan.problem.reading import shown
@@ -511,6 +511,13 @@ def _sequence(s: Sizes) -> str:
     return ""
 
 
+def _windows(s: Sizes) -> str:
+    sinks, kinds = s.given.text("--softmax-type") != "vanilla", set(s.given.texts("--cp-comm-type"))
+    if s.cp == 1 or kinds == {"a2a"} or not (sinks or s.given.given("--window-size")):
+        return ""
+    return f"{'sinks' if sinks else 'sliding windows'} with --cp-comm-type {' '.join(sorted(kinds))}, not a2a"
+
+
 def _levels(s: Sizes) -> str:
     levels = s.given.texts("--hierarchical-context-parallel-sizes")
     if not levels:
@@ -538,6 +545,7 @@ RULES: Mapping[str, tuple[str, Check]] = {
         if min(s.ep, s.tp) > 1 and not s.given.given("--sequence-parallel") else ""),
     "sequence_divides": ("A:1335-1338, core/tensor_parallel/mappings.py:74", _sequence),
     "context_levels_multiply": ("A:580-585", _levels),
+    "whole_windows": ("TransformerEngine, context_parallel.py:5057-5067", _windows),
     "positions_suffice": (
         "A:1353-1355", lambda s: "--max-position-embeddings is below --seq-length"
         if s.given.needed("--max-position-embeddings") < s.given.needed("--seq-length") else ""),
@@ -671,17 +679,9 @@ MEGATRON_LIMITS = {
 }
 MEGATRON = Capability(
     name="Megatron-LM",
-    versions=(
-        "d98e8a64",
-        "core_v0.19.0",
-        "core_v0.18.0",
-        "core_v0.17.0",
-        "core_v0.16.0",
-        "core_v0.15.0",
-        "core_v0.14.0",
-    ),
+    versions=("d98e8a64", *(f"core_v0.{minor}.0" for minor in range(19, 13, -1))),
     limits=MEGATRON_LIMITS,
-    rules=WHOLE_NODES
+    rules=TRANSFORMER_ENGINE
     | {
         "indexers_need_sequence_parallelism": RowRule(
             shared_indexers,

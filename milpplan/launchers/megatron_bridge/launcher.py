@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers import Code, Imported, ImportRequest, Launch, known_settings
-from milpplan.launchers.capabilities import NO_GROUPS, WHOLE_NODES, Capability, Limit
+from milpplan.launchers.capabilities import NO_GROUPS, TRANSFORMER_ENGINE, Capability, Limit
 from milpplan.launchers.expressible import check_replicas
 from milpplan.launchers.megatron.arguments import Arguments, Values, megatron_flags, pattern_flags
 from milpplan.launchers.megatron.launcher import Megatron, imported_from
@@ -465,7 +465,7 @@ BRIDGE = Capability(
     name="Megatron-Bridge",
     versions=tuple(MOCK_DATA),
     limits={**MEGATRON_LIMITS, "tp_overlap": _BRIDGE_TILES, "dp_replicate": NO_GROUPS},
-    rules=WHOLE_NODES,
+    rules=TRANSFORMER_ENGINE,
     recompute_counts="block",
     modes=megatron_modes,
     more_limits=megatron_limits,
