@@ -180,7 +180,13 @@ def layout_of(settings: Settings, world: int | None) -> Layout:
     batch, steps = _given(settings, "train_batch_size"), _given(settings, "gradient_accumulation_steps")
     if world is None and batch is not None and steps is not None and batch % (size * steps) == 0:
         world = batch // (size * steps) * cut
-    if world is None or world < 1 or world % cut:
+    if world is not None and world % cut:
+        raise InvalidInputError(
+            f"{_CUT} is {cut}, which does not divide {world} processes.",
+            "Expected as many ranks for every sequence.",
+            f"Correct {_CUT}.",
+        )
+    if world is None or world < 1:
         raise InvalidInputError(
             "The number of processes is not known: the batch sizes do not make it.",
             "Expected train_batch_size, its size per GPU and gradient_accumulation_steps, or --gpus.",

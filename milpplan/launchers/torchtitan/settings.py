@@ -47,9 +47,8 @@ QUIET: Mapping[str, str] = {
         "acts in schedules that are refused, or chooses between spellings of the same shards"
     ),
     r"parallelism\.context_parallel_.*(?<!degree)": "acts with context parallelism, which is refused",
-    r"activation_checkpoint\.(preserve_rng_state|determinism_check|debug|early_stop|visualize.*|memory_budget)": (
-        "acts in modes that are refused, or checks what is recomputed"
-    ),
+    r"activation_checkpoint\.(preserve_rng_state|determinism_check|debug|early_stop|visualize.*|selective_ac_option|"
+    r"memory_budget|per_op_.*|force_recompute_.*)": "acts in refused modes, or is looked at where it acts",
     r"quantize\..*": "acts where model.converters names a converter, which is refused",
     r"fault_tolerance\.(?!enable$).*|memory_estimation\.disable_fake_mode": "acts where it is enabled: refused",
     r"float8\.(?!enable_float8_linear$).*|mx\..*|model\.norm_type|optimizer\.fused": (
