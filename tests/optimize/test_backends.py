@@ -79,6 +79,35 @@ def test_a_cutoff_below_the_optimum_is_infeasible(name: str) -> None:
     assert backend(name).solve(program.with_upper_bound(z, 17), LIMITS).objective == 17
 
 
+@cache
+def cover_program(seed: int) -> Program:
+    """The cheapest choice of 60 items that covers four rows: hard enough that solvers stop within a gap."""
+    random = np.random.default_rng(seed)
+    builder = ProgramBuilder(f"cover {seed}")
+    items = builder.add_variables([f"x[{i}]" for i in range(60)], 0, 1)
+    for row in range(4):
+        sizes = random.integers(20, 60, 60)
+        builder.add_row(f"cover[{row}]", items, sizes.tolist(), int(sizes.sum() // 3))
+    builder.minimize(items, random.integers(200, 600, 60).tolist())
+    return builder.build()
+
+
+@every_backend
+def test_within_a_gap_the_objective_is_no_bound(name: str) -> None:
+    """Stopped at a relative gap, every bound stays below the optimum, and some answers are above it."""
+    above = 0
+    for seed in (2, 6):
+        program = cover_program(seed)
+        optimum = backend("cpsat").solve(program, LIMITS).objective
+        solution = backend(name).solve(program, replace(LIMITS, relative_gap=0.05))
+        assert optimum is not None
+        assert solution.objective is not None
+        assert solution.bound is not None
+        assert optimum * 0.95 <= solution.bound <= optimum + 1e-6 <= solution.objective + 1e-6
+        above += solution.objective > optimum
+    assert above
+
+
 @every_backend
 def test_a_time_limit_is_reported_honestly(name: str) -> None:
     """Stopped early: not optimal, limit_reached, and any bound below the best objective known."""

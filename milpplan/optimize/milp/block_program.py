@@ -255,7 +255,11 @@ class BlockProgram:
         while rounds < MAX_ROUNDS and not proved:
             program = self.program()
             left_s = None if deadline is None else max(0.01, deadline - time.monotonic())
-            solution = solver.solve(program, replace(limits, time_limit_s=left_s, relative_gap=gap))
+            asked = replace(limits, time_limit_s=left_s, relative_gap=gap)
+            solution = solver.solve(program, asked)
+            if solution.status == "infeasible":
+                # The presolve of HiGHS loses all plans of some programs.
+                solution = solver.solve(program, replace(asked, presolve=False))
             rounds, solver_s = rounds + 1, solver_s + solution.wall_time_s
             if solution.status == "infeasible":
                 raise SolverError(f"{solution.backend} calls the program over blocks infeasible; it has a plan.")

@@ -41,6 +41,8 @@ _STATUSES: Final[tuple[tuple[str, Status], ...]] = (
     ("Stopped on", "feasible"),
 )
 _NO_SOLUTION: Final = "no integer solution"
+# CBC stopped at ``Limits.relative_gap``: its objective is no bound.
+_WITHIN_GAP: Final = "within gap"
 _BOUND: Final = re.compile(r"^Lower bound:\s+(\S+)\s*$", re.MULTILINE)
 # CBC prints its bound with 3 decimals.
 _BOUND_ROUNDING: Final = 1e-3
@@ -197,7 +199,7 @@ def _solution(
 ) -> Solution:
     reported = None if values is None else float(program.objective @ values) + program.offset
     bound: float | None = None
-    if status == "optimal":
+    if status == "optimal" and _WITHIN_GAP not in raw:
         bound = reported
     elif status != "infeasible" and (printed := _BOUND.search(log)):
         value = float(printed.group(1))
