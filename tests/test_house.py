@@ -5,15 +5,15 @@ from __future__ import annotations
 from benchmarks.house import static_measures
 
 LIMITS = {
-    "modules": 372,
-    "lines": 104_541,
+    "modules": 370,
+    "lines": 104_550,
     "files in the largest folder": 13,
     "import circles": 0,
     "docstrings that open with What, Whether, The same, More or How": 2,
     "words of README.md": 1_000,
     "words of docs": 32_000,
     "words of CHANGELOG.md": 600,
-    "internal modules that tests import": 122,
+    "internal modules that tests import": 120,
 }
 """Lower a limit when the measure falls; raise it only in a commit that says why."""
 
