@@ -59,7 +59,7 @@ CHOSEN = {
         "dispatch_efficiency",
         "step_overhead_s",
     ),
-    "nanotron": (*CONSTANTS, "scale_out_hop_s", "far_micro_batch_s", "far_step_s", "far_reduce_s"),
+    "nanotron": (*CONSTANTS, "scale_out_hop_s", "far_micro_batch_s", "far_step_s", "far_reduce_s", "slice_copy_s"),
     # One model with one length in few layouts does not tell kinds of kernels apart.
     "internevo": ("gemm_efficiency", "scale_out_efficiency", "scale_out_hop_s", *SHARES),
     # Megatron-LM of 2023 synchronises the host after every batch of messages between stages

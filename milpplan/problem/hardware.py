@@ -217,6 +217,9 @@ class ScaleOut(Network):
     congestion_s_per_byte: NonNegativeFloat = 0.0
     """Time that each byte of a ring or tree takes longer for every domain that it passes: traffic of other groups
     and jobs on shared links, and the slowest link of many."""
+    ring_bytes_per_s: PositiveFloat | None = None
+    """Most bytes/s of a ring or tree between domains, however many members a domain has: a library that does not
+    use all NICs of a node. None: the members' NICs."""
     rails: Rails | None = None
     """None: all pairs of accelerators in different domains are alike."""
 
@@ -266,6 +269,9 @@ class Software(Record):
     """Host time of a message between pipeline stages, independent of its size, for each of the two stages."""
     reduce_call_bytes: NonNegativeFloat = 0.0
     """Bytes of 16-bit gradients that a call of an unsharded reduction takes; 0: the calls cost nothing."""
+    slice_copy_s: NonNegativeFloat = 0.0
+    """Host time of a slice in the gather of ``single_calls``: every rank's slice of every weight and norm is
+    copied by itself."""
     step_overhead_s: NonNegativeFloat = 0.0
     """Exposed time of a step for data, logging, the optimizer's launches and synchronisation."""
     hidden_gather_fraction: Share = 1.0
@@ -337,6 +343,9 @@ class Software(Record):
     moments in 16 bits, of weights that are updated in 16 bits themselves."""
     all_reduces_gradients: bool = False
     """True if replicas all-reduce gradients although ZeRO shards the states. Otherwise they reduce-scatter."""
+    single_calls: bool = False
+    """True if, with ZeRO 1, one call reduces all gradients of a rank and another gathers all its weights, as lists
+    of slices: latencies and calls count once a step. Otherwise they count for every layer."""
     master_shards_only: bool = False
     """True if ZeRO 3 shards only the fp32 weights that the optimizer updates; the 16-bit copies exist only while a
     layer is gathered."""
@@ -383,6 +392,7 @@ class Uncertainty(Record):
     far_step_s: NonNegativeFloat = 0.0
     far_reduce_s: NonNegativeFloat = 0.0
     message_s: NonNegativeFloat = 0.0
+    slice_copy_s: NonNegativeFloat = 0.0
     scale_out_hop_s: NonNegativeFloat = 0.0
     kernel_latency_s: NonNegativeFloat = 0.0
     step_overhead_s: NonNegativeFloat = 0.0

@@ -35,6 +35,7 @@ TIMES: Final = (
     "far_step_s",
     "far_reduce_s",
     "message_s",
+    "slice_copy_s",
     "step_overhead_s",
     "scale_out_hop_s",
     "kernel_latency_s",
@@ -58,6 +59,7 @@ RARE: Final = (
     "far_step_s",
     "far_reduce_s",
     "message_s",
+    "slice_copy_s",
     "scale_out_hop_s",
     "kernel_latency_s",
     *SHARES,
@@ -94,6 +96,7 @@ PRIOR_SIGMA: Final = {
     "far_step_s": 5e-2,
     "far_reduce_s": 4e-2,
     "message_s": 3e-4,  # one of ten stacks with a pipeline fits 1.2 ms
+    "slice_copy_s": 1e-5,  # the value that the only stack that gathers lists fits; others copy nothing
     "step_overhead_s": 6e-2,  # eight stacks fit 0.02 to 0.07 s, one 0.7 s
     # Two of ten stacks fit 40 and 48 us where the description has 14 us: root mean square over the ten.
     "scale_out_hop_s": 1e-5,
@@ -187,6 +190,7 @@ class Constants(Record):
     far_step_s: Seconds | None = None
     far_reduce_s: Seconds | None = None
     message_s: Seconds | None = None
+    slice_copy_s: Seconds | None = None
     step_overhead_s: Seconds | None = None
     scale_out_hop_s: Seconds | None = None
     """Latency of a hop between domains, and minimum latency of all hops of a collective that crosses them: a ring

@@ -511,7 +511,7 @@ def _endpoint_states(
     gathered = (part.zero_stage >= 1) & (not forwards)
     tie = np.zeros_like(tie) if forwards else tie
     reduce = [states.reduce_s(problem, part, local) + tie for local in locals_]
-    gather = [np.where(gathered, states.gather_s(problem, sharded, local), 0.0) for local in locals_]
+    gather = [np.where(gathered, states.gather_s(problem, sharded, local, 1), 0.0) for local in locals_]
     update = [states.optimizer_s(problem, part, local) for local in locals_]
     sizes = [states.state_bytes(problem, part, local, BF16_BYTES) for local in locals_]
     if count := problem.job.mtp_layers:
@@ -603,6 +603,7 @@ def _barrier_ns(problem: Problem, columns: LayoutColumns, transfers: IntArray) -
         return np.asarray(step_overhead_ns(problem) - (columns.pp - 1) * transfers)
     gpus, inverse = np.unique(columns.num_gpus, return_inverse=True)
     norm = gradient_norm_s(problem, gpus)[inverse] + far_step_s(problem, columns)
+    norm = norm + states.single_calls_s(problem, columns)
     return _ns(norm) + step_overhead_ns(problem)
 
 

@@ -198,6 +198,26 @@ def dummy_gradient_bytes(
 
 WEIGHTS_A_LAYER = 4
 """Weights of a layer: queries with keys and values, output, up with gate, down."""
+TENSORS_A_LAYER = WEIGHTS_A_LAYER + 2
+"""Weights of a layer, and its two norms."""
+
+
+def _layers_a_call(problem: Problem, columns: LayoutColumns) -> IntArray | int:
+    """Count the layers that share the calls of ZeRO (``Software.single_calls``), [n] or 1.
+
+    They are all of the model, so that costs stay those of a layer by itself: a lower bound for pipelines.
+    """
+    if not problem.hardware.software.single_calls:
+        return 1
+    return np.where(columns.zero_stage == 1, problem.model.num_layers, 1)
+
+
+def single_calls_s(problem: Problem, columns: LayoutColumns) -> FloatArray:
+    """Time the host's checks of the two calls of a step (``Software.single_calls``), in seconds [n]."""
+    if not problem.hardware.software.single_calls:
+        return np.zeros(len(columns))
+    called = (columns.zero_stage == 1) & (columns.cp * columns.dp > 1)
+    return np.where(called, 2 * call_s(problem.hardware, *placement.replicas(columns)), 0.0)
 
 
 def reduce_s(problem: Problem, columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:
@@ -214,16 +234,17 @@ def reduce_s(problem: Problem, columns: LayoutColumns, parameters: LocalParamete
     total = np.zeros(len(columns))
     if problem.inference:
         return total
+    layers = _layers_a_call(problem, columns)
     for local, group in replica_groups(columns, parameters.gradients):
-        message = reduced_bytes(problem) * local
+        message = reduced_bytes(problem) * local * layers
         shards = num_shards(columns, group.num_ranks)
         whole = collectives.all_reduce_s(problem.hardware, message, *group)
         scatter = collectives.reduce_scatter_s(problem.hardware, message, *group.first(shards))
         if (columns.dp_replicate > 1).any():
             copies = group.apart(shards)
             scatter = scatter + collectives.all_reduce_s(problem.hardware, message / shards, *copies)
-        whole = whole + _calls_s(problem, local, group)
-        total = total + np.where(scatters(problem, columns.zero_stage), scatter, whole)
+        whole = whole + np.where(layers == 1, _calls_s(problem, local, group), 0.0)
+        total = total + np.where(scatters(problem, columns.zero_stage), scatter, whole) / layers
     if parameters.copied is not None:
         for local, group in copy_groups(columns, parameters.copied):
             total = total + collectives.all_reduce_s(problem.hardware, reduced_bytes(problem) * local, *group)
@@ -247,12 +268,24 @@ def _calls_s(problem: Problem, local: FloatArray, group: RankGroup) -> FloatArra
     return np.asarray(call_s(problem.hardware, *group) * calls)
 
 
-def gather_s(problem: Problem, columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:
-    """Time a gather of the bf16 weights of a layer from their shards, in seconds [n] (``gathered_parameters``)."""
+def gather_s(
+    problem: Problem, columns: LayoutColumns, parameters: LocalParameters, tensors: int = TENSORS_A_LAYER
+) -> FloatArray:
+    """Time a gather of the bf16 weights of a layer from their shards, in seconds [n] (``gathered_parameters``).
+
+    With ``single_calls``, ZeRO 1 adds ``slice_copy_s`` for each of the ``tensors`` and ranks.
+
+    Source: huggingface/nanotron src/nanotron/distributed.py (all_gather_coalesced) and optim/zero.py.
+    """
     total = np.zeros(len(columns))
+    layers, software = _layers_a_call(problem, columns), problem.hardware.software
     for local, group in replica_groups(columns, gathered_parameters(columns, parameters)):
         shards = group.first(num_shards(columns, group.num_ranks))
-        total = total + collectives.all_gather_s(problem.hardware, BF16_BYTES * local, *shards)
+        message = BF16_BYTES * local * layers
+        total = total + collectives.all_gather_s(problem.hardware, message, *shards) / layers
+        if software.single_calls:
+            copied = (columns.zero_stage == 1) & (shards.num_ranks > 1) & (local > 0)
+            total = total + np.where(copied, software.slice_copy_s * tensors * shards.num_ranks, 0.0)
     return total
 
 

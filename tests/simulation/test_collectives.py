@@ -275,3 +275,15 @@ def test_congestion_slows_rings_with_their_domains(name: str) -> None:
     passes, sizes, nodes = (2 if name == "all_reduce" else 1), np.array([8, 64, 4]), np.array([0, 8, 4])
     added = passes * (sizes - 1) / sizes * GIB * 1e-12 * nodes
     assert times[1] - times[0] == pytest.approx(added, rel=1e-9, abs=1e-12)
+
+
+def test_a_ring_that_does_not_use_all_nics() -> None:
+    """4 GB among 16 nodes of 4 V100 with four links each took 1.16 s on Jean Zay (bigscience-workshop/bigscience
+    experiments/bandwidth, n16_32gb): 54 Gb/s of bus bandwidth, not 400; inside a node nothing changes."""
+    up = A100.scale_up.model_copy(update={"num_gpus": 4})
+    free = A100.scale_out.model_copy(update={"bandwidth_bytes_per_s": 12.5e9, "variants": (), "rails": None})
+    capped = free.model_copy(update={"ring_bytes_per_s": 6.8e9})
+    fast, slow = (A100.model_copy(update={"scale_up": up, "scale_out": out}) for out in (free, capped))
+    assert float(all_reduce_s(slow, 4e9, 64, 1)) == pytest.approx(1.16, rel=0.02)
+    assert all_reduce_s(fast, 4e9, 64, 1) < 0.25
+    assert all_reduce_s(fast, 4e9, 4, 1) == all_reduce_s(slow, 4e9, 4, 1)

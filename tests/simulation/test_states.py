@@ -19,6 +19,7 @@ from milpplan.simulation.states import (
     local_layer_parameters,
     optimizer_s,
     reduce_s,
+    single_calls_s,
     state_bytes,
     unsharded_buffer_bytes,
 )
@@ -268,3 +269,24 @@ def test_sharding_more_never_needs_more_states() -> None:
     together = LayoutColumns.concatenate(columns)
     local = local_layer_parameters(problem, problem.model.kinds[0], together)
     assert np.all(np.diff(state_bytes(problem, together, local), axis=1) <= 0)
+
+
+def test_zero_1_in_two_calls_by_hand() -> None:
+    """Llama-3 8B's 32 layers share one reduction and one gather, each of six tensors' slices is copied on its
+    own, and 31 other ranks are called twice a step; ZeRO 0 and 2 have no such calls."""
+    habits = {"single_calls": True, "all_reduces_gradients": True, "slice_copy_s": 1e-4, "collective_rank_s": 1e-3}
+    problem = with_software(problem_of("llama3-8b", "dgx-h100"), **habits)
+    columns, layers = columns_of(dp=32, zero_stage=1), problem.model.num_layers
+    parameters = layers * NUM_PARAMETERS
+    whole = float(collectives.all_reduce_s(problem.hardware, 4 * parameters, 32, 1))
+    gathered = float(collectives.all_gather_s(problem.hardware, 2 * parameters, 32, 1))
+    copies = layers * 6 * 32 * 1e-4
+    assert layers * reduce_s(problem, columns, of(columns)).item() == pytest.approx(whole)
+    assert layers * gather_s(problem, columns, of(columns)).item() == pytest.approx(gathered + copies)
+    assert single_calls_s(problem, columns).item() == pytest.approx(2 * 31 * 1e-3)
+    plain = with_software(problem, **(habits | {"single_calls": False}))
+    for stage in (0, 2):
+        other = columns_of(dp=32, zero_stage=stage)
+        assert single_calls_s(problem, other) == 0
+        assert reduce_s(problem, other, of(other)) == reduce_s(plain, other, of(other))
+        assert gather_s(problem, other, of(other)) == gather_s(plain, other, of(other))

@@ -200,10 +200,13 @@ def test_norms_in_single_operators_move_more() -> None:
 
 
 def test_the_network_of_the_source_is_used() -> None:
-    """4 links of 100 Gb/s a node of 8 are 6.25 GB/s a GPU and direction."""
+    """4 links of 100 Gb/s a node of 8 are 6.25 GB/s a GPU and direction; Omni-Path has a measured ring."""
     statement = state(run(hardware__gpu="A100", hardware__interconnect="NVLink in node; 4x Omni-Path per node"))
     assert statement.problem.hardware.scale_out.bandwidth_bytes_per_s == 6.25e9
+    assert statement.problem.hardware.scale_out.ring_bytes_per_s == 6.8e9
+    assert any("6.8 GB/s" in note for note in statement.assumptions)
     assert statement.problem.hardware.name == "dgx-a100-80"
+    assert state(run(hardware__gpu="A100")).problem.hardware.scale_out.ring_bytes_per_s is None
 
 
 def test_the_small_a100_is_another_description() -> None:

@@ -27,6 +27,7 @@ PRIOR_SECONDS_SIGMA: Final = {
     "far_step_s": 0.1,
     "far_reduce_s": 0.1,
     "message_s": 0.1,
+    "slice_copy_s": 1e-5,
     "step_overhead_s": 1.0,
     "scale_out_hop_s": 1e-4,
     "kernel_latency_s": 1e-4,
@@ -50,6 +51,7 @@ SECONDS_BOUNDS: Final = {
     "far_step_s": (0.0, 2.0),
     "far_reduce_s": (0.0, 2.0),
     "message_s": (0.0, 2.0),
+    "slice_copy_s": (0.0, 1e-3),
     "step_overhead_s": (0.0, 20.0),
     "scale_out_hop_s": (0.0, 2e-3),
     "kernel_latency_s": (0.0, 2e-3),
@@ -78,6 +80,7 @@ class Theta:
     far_step_s: float | None = None
     far_reduce_s: float | None = None
     message_s: float | None = None
+    slice_copy_s: float | None = None
     step_overhead_s: float | None = None
     scale_out_hop_s: float | None = None
     kernel_latency_s: float | None = None

@@ -18,8 +18,8 @@ _KINDS = dict.fromkeys(FACTORS, Factor) | dict.fromkeys(SHARES, Portion) | {CONG
 METHOD = (
     "least squares of log(predicted / measured) with soft_l1 loss, normal priors (factors: one sigma 0.3 of the "
     "logarithm; layer_launch_s 1 ms, collective_rank_s, scale_out_hop_s and kernel_latency_s 0.1 ms, "
-    "far_micro_batch_s 30 ms, message_s, far_step_s and far_reduce_s 0.1 s, step_overhead_s 1 s, hidden fractions "
-    "0.27, congestion_s_per_byte 1.4 of its logarithm), linearised in turn"
+    "far_micro_batch_s 30 ms, message_s, far_step_s and far_reduce_s 0.1 s, slice_copy_s 10 us, step_overhead_s 1 "
+    "s, hidden fractions 0.27, congestion_s_per_byte 1.4 of its logarithm), linearised in turn"
 )
 
 

@@ -104,6 +104,8 @@ def _network_bandwidth(hardware: HardwareSpec, group: GroupPlace) -> FloatArray:
     if rails is not None:
         network = network * np.where(group.one_rail, 1.0, rails.bandwidth_fraction)
     network = pods.network_bandwidth(hardware, group, np.asarray(network))
+    if hardware.scale_out.ring_bytes_per_s is not None:
+        network = np.minimum(network, hardware.scale_out.ring_bytes_per_s)
     if congestion_s:
         network = 1.0 / (1.0 / network + congestion_s * group.domains)
     return np.asarray(network)

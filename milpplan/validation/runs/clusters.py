@@ -13,6 +13,10 @@ from milpplan.validation.runs.variants import SIBLINGS, VARIANTS, described, var
 
 OMNI_PATH: Final = ("4x omni-path per node", 4, 100)
 """Words of the source's interconnect, links per node, and Gb/s of each."""
+OMNI_PATH_RING: Final = ("omni-path", 6.8e9)
+"""Word of the source's interconnect, and bytes/s of a ring of NCCL: an all-reduce of 4 GB on 16 nodes of Jean Zay
+with four links of 12.5 GB/s each reached 54 Gb/s (bigscience-workshop/bigscience@9e64edec experiments/bandwidth,
+all_reduce_bench.py), on 4 nodes of eight A100 at most 42 Gb/s."""
 _GBITS: Final = r"(\d+)\s*(?:Gb/s|Gbps|Gbit/s)"
 _LINKS: Final = re.compile(rf"(\d+)\s*x\s[^;,]*?{_GBITS}")
 _WHOLE: Final = re.compile(rf"{_GBITS}\s*(?:node-node|(?:per|a) node)")
@@ -58,6 +62,7 @@ def hardware_of(cluster: Cluster) -> tuple[HardwareSpec, list[str]]:
     spec = _with_capacity(_preset(name), memory, notes)
     spec = _with_memory(spec, cluster.interconnect, notes)
     spec, network = _with_network(spec, cluster.interconnect, cluster.gpus_per_node)
+    spec = _with_ring(spec, cluster.interconnect, notes)
     return _with_nodes(spec, cluster.gpus_per_node, notes), notes + network
 
 
@@ -93,6 +98,16 @@ def _with_memory(spec: HardwareSpec, words: str | None, notes: list[str]) -> Har
             changed = {"memory_bandwidth_bytes_per_s": bytes_per_s}
             return spec.model_copy(update={"accelerator": spec.accelerator.model_copy(update=changed)})
     return spec
+
+
+def _with_ring(spec: HardwareSpec, interconnect: str | None, notes: list[str]) -> HardwareSpec:
+    """Set the measured rate of a ring, where the source's network has one."""
+    word, bytes_per_s = OMNI_PATH_RING
+    if word not in (interconnect or "").lower():
+        return spec
+    notes.append(f"a ring between nodes at {bytes_per_s / GIGA:g} GB/s, as measured on its cluster")
+    out = spec.scale_out.model_copy(update={"ring_bytes_per_s": bytes_per_s})
+    return spec.model_copy(update={"scale_out": out})
 
 
 def _with_network(

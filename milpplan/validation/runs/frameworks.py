@@ -298,6 +298,11 @@ FRAMEWORKS: dict[str, Framework] = {
                 "fused_gradient_sums": False,
                 "overlap_tensor_parallel": True,
                 "gradient_bucket_bytes": 2.0,
+                # With ZeRO 1 and fp32 sums no DistributedDataParallel: an all-reduce of all gradients after the
+                # last backward (trainer.py, _init_model and training_step), then a gather of lists of slices of
+                # every weight (distributed.py, all_gather_coalesced).
+                "all_reduces_gradients": True,
+                "single_calls": True,
                 # ddp_bucket_cap_mb of every record: 25 MB of bf16 gradients a call.
                 "reduce_call_bytes": 25 * 2**20,
                 "logit_kept_bytes": 10.0,
