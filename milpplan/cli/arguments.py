@@ -41,7 +41,9 @@ from milpplan.problem.problem import (
     MAX_SEQUENCE,
     METHODS,
     MIXINGS,
+    MUON_TP_MODES,
     NOT_LISTS,
+    OPTIMIZERS,
     REFERENCES,
     SPACES,
 )
@@ -254,6 +256,8 @@ def problem_of(
         frozen=tuple(dict.fromkeys(choice(name, "--freeze", FROZEN_PARTS) for name in job.get("freeze") or ())),
         mtp_layers=job.get("mtp_layers") or 0,
         alignment=_alignment(job.get("alignment"), job.get("reference")),
+        optimizer=choice(job.get("optimizer") or OPTIMIZERS[0], "--optimizer", OPTIMIZERS),
+        muon_tp_mode=choice(job.get("muon_tp_mode") or MUON_TP_MODES[0], "--muon-tp-mode", MUON_TP_MODES),
     )
     asked = _with_rollout(asked, job)
     check_size(asked)

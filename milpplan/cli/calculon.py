@@ -29,6 +29,8 @@ FROM_FILES: Final = (
     "lora_modules",
     "freeze",
     "mtp_layers",
+    "optimizer",
+    "muon_tp_mode",
     "vision_tokens",
     "image_tokens",
     "alignment",
@@ -97,6 +99,8 @@ def _refuse_beside(named: Mapping[str, str | None], job: Mapping[str, Any]) -> N
         "objective": arguments.OBJECTIVES[0],
         "mtp_layers": 0,
         "rollout_apart": False,
+        "optimizer": "adam",
+        "muon_tp_mode": "duplicated",
     }
     options = {"kind": "--inference"}
     said = [name for name in FROM_FILES if job[name] != defaults.get(name)]

@@ -226,6 +226,19 @@ MtpLayers = Annotated[
         rich_help_panel=JOB,
     ),
 ]
+Optimizer = Annotated[
+    str,
+    typer.Option("--optimizer", metavar="adam|muon", help="Rule of the update.", rich_help_panel=JOB),
+]
+MuonTpMode = Annotated[
+    str,
+    typer.Option(
+        "--muon-tp-mode",
+        metavar="duplicated|distributed|blockwise",
+        help="Muon's work on matrices that tensor parallelism divides, as in Megatron-LM.",
+        rich_help_panel=JOB,
+    ),
+]
 VisionTokens = Annotated[
     int | None,
     typer.Option(

@@ -68,6 +68,8 @@ class SolveWords:
     lora_modules: str | None
     freeze: list[str] | None
     mtp_layers: int
+    optimizer: str
+    muon_tp_mode: str
     vision_tokens: int | None
     image_tokens: int | None
     alignment: str | None
@@ -183,6 +185,8 @@ class SolveWords:
             "lora_modules": self.lora_modules,
             "freeze": self.freeze,
             "mtp_layers": self.mtp_layers,
+            "optimizer": self.optimizer,
+            "muon_tp_mode": self.muon_tp_mode,
             "vision_tokens": self.vision_tokens,
             "image_tokens": self.image_tokens,
             "alignment": self.alignment,

@@ -37,7 +37,8 @@ from milpplan.simulation.layers.layer_time import exchanged_bytes
 from milpplan.simulation.layers.shard import BF16_BYTES, FP32_BYTES
 from milpplan.simulation.layers.sparse_attention import gathered_key_width, indexer_input_bytes, selected_keys
 from milpplan.simulation.layers.vision import encoder_columns, encoder_problem
-from milpplan.simulation.network import all_to_all_bytes, wire_factor
+from milpplan.simulation.muon import MatrixUpdates
+from milpplan.simulation.network import all_to_all_bytes, placement, wire_factor
 from milpplan.simulation.network.collectives import PASSES, Operation, copies_sent
 
 Parallelism = Literal[
@@ -47,7 +48,8 @@ PARALLELISMS: tuple[Parallelism, ...] = (
     *("tp", "sp", "cp", "ep", "pp"),
     *("gradient_reduce", "parameter_gather", "tied_embedding", "gradient_norm"),
 )
-"""Purposes of messages. tp: all-reduces of tensor parallelism, and the gather of the logits in inference; sp: its
+"""Purposes of messages. tp: all-reduces of tensor parallelism, the gather of the logits in inference, and
+Muon's momentum (of experts: ep); sp: its
 gathers and scatters with sequence parallelism; pp: transfers between stages, and the gathers of transfers that are
 sent in parts."""
 
@@ -299,8 +301,23 @@ def state_messages(
             for messages, reduces in ((per_step, stage <= 1), (per_micro_batch, stage >= 2)):
                 times = reduces.astype(np.float64)
                 messages.append(Message("gradient_reduce", "all_reduce", ranks, size, zeros, times))
+    if local.muon is not None:
+        per_step += _momentum_messages(columns, local.muon)
     # Inference has no gradients, and its constant weights need no gather after an update.
     return (_forwards(per_micro_batch), []) if problem.inference else (per_micro_batch, per_step)
+
+
+def _momentum_messages(columns: LayoutColumns, muon: tuple[MatrixUpdates, MatrixUpdates]) -> list[Message]:
+    """List the messages of the ranks that share momentum matrices, counted as gathers (``simulation.muon``)."""
+    replicas = placement.replicas(columns).size, placement.expert_replicas(columns).size
+    zeros, messages = np.zeros(len(columns)), []
+    places: tuple[tuple[Parallelism, Groups], ...] = (("tp", "tensor"), ("ep", "expert_tensor"))
+    for count, updates, (parallelism, group) in zip(replicas, muon, places, strict=True):
+        share = 1 / np.where(columns.zero_stage >= 1, states.num_shards(columns, count), 1)
+        gathered, added = share * updates.gathered_bytes, share * updates.added_bytes
+        messages.append(Message(parallelism, "all_gather", group, gathered, zeros + 1, zeros))
+        messages.append(Message(parallelism, "all_reduce", group, added, zeros + 1, zeros))
+    return messages
 
 
 def tied_bytes(problem: Problem, columns: LayoutColumns) -> FloatArray:

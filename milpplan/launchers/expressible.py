@@ -82,9 +82,11 @@ def job_refusals(problem: Problem) -> list[Refusal]:
 
 
 def plain_job_refusals(problem: Problem) -> list[Refusal]:
-    """Refuse what Megatron-LM's export alone writes, indexers and layers of multi-token prediction, and
+    """Refuse what Megatron-LM's export alone writes, indexers, Muon and layers of multi-token prediction, and
     ``job_refusals``."""
     refusals = []
+    if problem.job.optimizer != "adam":
+        refusals.append(Refusal(f"the job has the optimizer {problem.job.optimizer}, and the writer sets Adam"))
     if problem.model.has_indexers:
         refusals.append(
             Refusal(f"{problem.model.name} attends to keys that an indexer selects, and exports write none")

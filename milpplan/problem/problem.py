@@ -73,6 +73,11 @@ class Lora(Record):
         return self
 
 
+Optimizer = Literal["adam", "muon"]
+OPTIMIZERS: tuple[Optimizer, ...] = ("adam", "muon")
+MuonTpMode = Literal["duplicated", "distributed", "blockwise"]
+MUON_TP_MODES: tuple[MuonTpMode, ...] = ("duplicated", "distributed", "blockwise")
+
 FrozenPart = Literal["embedding", "head", "vision"]
 FROZEN_PARTS: tuple[FrozenPart, ...] = ("embedding", "head", "vision")
 
@@ -157,6 +162,13 @@ class Job(Record):
     """Training on preferences or rewards; None: on the next token."""
     rollout: Rollout | None = None
     """Generation of a GRPO step; None: outside the step."""
+    optimizer: Optimizer = "adam"
+    """Rule of the update. ``muon`` orthogonalizes the momentum of every matrix between embedding and head; Adam
+    updates the rest. Source: Jordan et al. 2024 (Muon); Liu et al. 2025, arXiv 2502.16982."""
+    muon_tp_mode: MuonTpMode = "duplicated"
+    """Orthogonalization of matrices that tensor parallelism divides. ``duplicated``: ranks gather the momentum and
+    each does all the work; ``distributed``: they add products of their parts; ``blockwise``: each does its own
+    part (another update). Source: Megatron-LM's ``--muon-tp-mode``."""
 
     @property
     def sequences_together(self) -> int:
@@ -211,6 +223,11 @@ class Job(Record):
         if self.lora is not None:
             return f"LoRA adapters of rank {self.lora.rank} on {', '.join(self.lora.modules)}"
         return f"frozen {' and '.join(self.frozen)}" if self.frozen else ""
+
+    @property
+    def optimizer_text(self) -> str:
+        """Words for the optimizer."""
+        return "Adam" if self.optimizer == "adam" else f"Muon ({self.muon_tp_mode} over tensor-parallel ranks)"
 
     @property
     def vision_text(self) -> str:
@@ -423,6 +440,7 @@ class Problem(Record):
         self._check_mtp_layers()
         self._check_images()
         self._check_alignment()
+        self._check_optimizer()
         if self.model.learned_positions and self.job.sequence_length > self.model.max_position_embeddings:
             raise ValueError(
                 f"sequence_length={self.job.sequence_length} exceeds the {self.model.max_position_embeddings}"
@@ -483,6 +501,24 @@ class Problem(Record):
         if vision.tokens_per_image not in (None, job.image_tokens or vision.tokens_per_image):
             raise ValueError(
                 f"image_tokens={job.image_tokens}, and images of {self.model.name} have {vision.tokens_per_image}"
+            )
+
+    def _check_optimizer(self) -> None:
+        job = self.job
+        if job.optimizer == "adam":
+            return
+        unmodelled = {
+            "inference": self.inference,
+            "lora": job.lora is not None,
+            "a trained vision encoder": self.model.vision is not None and job.trains("vision"),
+            "several node types": len(self.node_types) > 1,
+            self.hardware.software.states_text: bool(self.hardware.software.states_text),
+        }
+        if any(unmodelled.values()):
+            seen = " and ".join(name for name, is_so in unmodelled.items() if is_so)
+            raise ValueError(
+                f"optimizer={job.optimizer} beside {seen} is not modelled: expected training of a language "
+                "model's weights with states in fp32; use optimizer adam"
             )
 
     @property

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         rank_types,
         view_plans,
     )
+    from milpplan.simulation.muon import matrix_updates
     from milpplan.simulation.packed_sequences import packed_times, sequence_cores
     from milpplan.simulation.report import BREAKDOWN, HIDDEN, StepReport
     from milpplan.simulation.scenario_costs import TimeScale

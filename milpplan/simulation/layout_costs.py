@@ -244,7 +244,9 @@ class LayoutCosts:
     transfer_ns: IntArray
     """[n] transfer of a micro-batch between neighbouring stages."""
     barrier_ns: IntArray
-    """[n] gradient norm and overhead between the last reduction and the update."""
+    """[n] gradient norm and overhead between the last reduction and the update, and ``whole_matrix_ns``."""
+    whole_matrix_ns: IntArray
+    """[n] update of the most loaded rank beyond the mean (``states.whole_matrix_s``); 0 with Adam."""
     state_bytes: IntArray
     """[3, K + 2, n] (weights, gradients, optimizer states) of a piece."""
     kept_bytes: IntArray
@@ -414,6 +416,8 @@ def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
         return _bytes(np.stack([getattr(item, name) for item in activations]))[:, layer_inverse]
 
     transfers = _transfer_ns(problem, columns)
+    whole = (states.whole_matrix_s(state_part, local) for local in _layers(problem, state_part, parameters))
+    whole_matrix = _ns(np.maximum.reduce(list(whole)))[state_inverse]
     endpoints = _endpoint_states(problem, columns, embedding, head)
     optimizer = np.stack([states.optimizer_s(problem, state_part, local) for local in parameters])
     sizes = np.stack([states.state_bytes(problem, state_part, local) for local in parameters], axis=1)
@@ -436,7 +440,8 @@ def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
         exposed_fractions=np.broadcast_to(_exposed_fractions(problem), (2, *shape)),
         optimizer_ns=_ns(np.concatenate([optimizer[:, state_inverse], endpoints.optimizer])),
         transfer_ns=transfers,
-        barrier_ns=_barrier_ns(problem, columns, transfers),
+        barrier_ns=_barrier_ns(problem, columns, transfers) + whole_matrix,
+        whole_matrix_ns=whole_matrix,
         state_bytes=_bytes(np.concatenate([sizes[..., state_inverse], endpoints.state], axis=1)),
         kept_bytes=activation_bytes("kept"),
         dropped_selective_bytes=activation_bytes("dropped_selective"),
@@ -463,16 +468,23 @@ def _exposed_fractions(problem: Problem) -> FloatArray:
     return 1.0 - np.array([[software.hidden_gather_fraction], [software.hidden_reduce_fraction]])
 
 
+def _layers(problem: Problem, part: LayoutColumns, parameters: list[LocalParameters]) -> list[LocalParameters]:
+    """List the parameters of a layer of each kind, and of a layer of multi-token prediction."""
+    mtp = problem.job.mtp_layers > 0 and problem.job.optimizer == "muon"
+    return parameters + ([states.local_mtp_parameters(problem, part)] if mtp else [])
+
+
 def _buffers(problem: Problem, part: LayoutColumns, parameters: list[LocalParameters]) -> FloatArray:
-    """Size the buffers that a GPU holds once for all its layers, in bytes [n]: a maximum over the kinds, and the
-    memory of an engine that generates sequences."""
+    """Size the buffers that a GPU holds once for all its layers, in bytes [n]: a maximum over the kinds, the
+    memory of an engine that generates sequences, and states beyond the mean (``states.whole_matrix_bytes``)."""
     needed = [
         states.unsharded_buffer_bytes(problem, part, local)
         + states.dummy_gradient_bytes(problem, kind, part, local)
         for kind, local in zip(problem.model.kinds, parameters, strict=True)
     ]
+    whole = [states.whole_matrix_bytes(part, local) for local in _layers(problem, part, parameters)]
     held = 0 if problem.job.rollout is None else problem.job.rollout.held_bytes
-    return np.asarray(np.max(needed, axis=0) + held)
+    return np.asarray(np.max(needed, axis=0) + held + np.max(whole, axis=0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -290,6 +290,11 @@ def _job_rules(problem: Problem, layout: Layout) -> list[Legality]:
             "the reference's weights stay on the device, and so do the policy's",
         ),
         (
+            problem.job.optimizer == "adam" or layout.zero_stage <= 1,
+            f"ZeRO {layout.zero_stage}, and the job optimizer {problem.job.optimizer}",
+            "ZeRO 0 or 1, which leave every matrix whole on some rank",
+        ),
+        (
             ulysses == 1 or (layout.cp % ulysses == 0 and heads % (layout.tp * ulysses) == 0),
             f"ulysses={ulysses} with cp={layout.cp} and tp={layout.tp}",
             f"ulysses divides cp, and tp x ulysses the heads of queries, keys and values (multiples of {heads})",
@@ -470,7 +475,7 @@ def _rank_times(
     last_end = int(max(ends[j, -1] for j in own))
     reduce_exposed = int(timeline.gradients_ready_ns[rank]) - last_end
     gather_exposed = _gather_exposed(layout, costs, timeline, rank, int(terms[Term.GATHER]))
-    overhead_ns = step_overhead_ns(problem)
+    overhead_ns, whole_matrix = step_overhead_ns(problem), int(costs.of_rank(rank).whole_matrix_ns)
     offload, update = _offload_ns(problem, plan, costs.of_rank(rank), own)
     breakdown = dict.fromkeys(BREAKDOWN, 0) | {
         "compute": micro_batches * int(parts[Part.COMPUTE]) - micro_batches * recompute[Part.COMPUTE],
@@ -478,9 +483,9 @@ def _rank_times(
         "param_gather_exposed": gather_exposed,
         "grad_reduce_exposed": reduce_exposed,
         "launch": micro_batches * int(parts[Part.LAUNCH] - recompute[Part.LAUNCH]),
-        "grad_norm": 0 if problem.inference else int(costs.barrier_ns) - overhead_ns,
+        "grad_norm": 0 if problem.inference else int(costs.barrier_ns) - overhead_ns - whole_matrix,
         "step_overhead": overhead_ns,
-        "optimizer": int(terms[Term.OPTIMIZER]) - int(update[0]),
+        "optimizer": int(terms[Term.OPTIMIZER]) - int(update[0]) + whole_matrix,
         "offload_exposed": micro_batches * int(offload[0]) + int(update[0]),
     }
     for name, part in (("tp", Part.TP), ("cp", Part.CP), ("ep", Part.EP), ("zero", Part.ZERO)):

@@ -14,13 +14,16 @@ from milpplan.problem import GroupedQueryAttention, LayerRun, MixtureOfExperts, 
 from milpplan.simulation.bulk.cache_keys import STATE_KEYS
 from milpplan.simulation.layers import adapter_parameters, layer_parameters, mtp_projection_parameters
 from milpplan.simulation.layers.embedding_and_head import Endpoint
-from milpplan.simulation.layers.parameters import encoder_parameters
+from milpplan.simulation.layers.parameters import Matrix, encoder_parameters
 from milpplan.simulation.layers.shard import BF16_BYTES
 from milpplan.simulation.layers.vision import encoder_tp
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray, LayoutColumns, unique_rows
+from milpplan.simulation.muon import MatrixUpdates, matrix_updates
 from milpplan.simulation.network import RankGroup, call_s, collectives, placement
 
 FP32_BYTES = 4
+MOMENT_BYTES = 4
+"""Bytes of a second moment, which Adam has and Muon has not."""
 STATE_OFFLOADS = ("offload_weights", "offload_optimizer")
 """Switches that move states of layers off the device."""
 UPDATE_TRAFFIC_BYTES = 14
@@ -42,6 +45,8 @@ class LocalParameters:
     copied: LocalParameters | None = None
     """Part of ``trained`` whose gradients tensor-parallel ranks add (experts: expert-tensor-parallel ranks); None:
     none."""
+    muon: tuple[MatrixUpdates, MatrixUpdates] | None = None
+    """Part of the dense parameters, and of the experts, that Muon updates; None: Adam updates all."""
 
     @property
     def gradients(self) -> LocalParameters:
@@ -80,7 +85,8 @@ def local_layer_parameters(problem: Problem, kind: LayerRun, columns: LayoutColu
         dense = dense + 2 * problem.model.hidden_size * kind.attention.head_dim * replicated_heads
     expert = counts.experts / (columns.ep * columns.etp).astype(np.float64)
     if problem.job.lora is None:
-        return LocalParameters(dense, expert)
+        muon = matrix_updates(problem, kind, columns) if problem.job.optimizer == "muon" else None
+        return LocalParameters(dense, expert, muon=muon)
     degrees = tp, columns.ep.astype(np.float64), columns.etp.astype(np.float64)
     adapters = adapter_parameters(problem.model.hidden_size, kind, problem.job.lora, *degrees)
     zero = np.zeros(len(columns))
@@ -92,10 +98,13 @@ def local_layer_parameters(problem: Problem, kind: LayerRun, columns: LayoutColu
 def local_mtp_parameters(problem: Problem, columns: LayoutColumns) -> LocalParameters:
     """Count the parameters of one layer of multi-token prediction on one GPU."""
     layer = local_layer_parameters(problem, problem.model.mtp_kind, columns)
-    projection = mtp_projection_parameters(problem.model)
-    return LocalParameters(
-        layer.dense + projection.tensor_parallel / columns.tp + projection.replicated, layer.expert
-    )
+    projection, hidden = mtp_projection_parameters(problem.model), problem.model.hidden_size
+    muon = layer.muon
+    if muon is not None:
+        both = Matrix(hidden, 2 * hidden, "outputs")
+        muon = matrix_updates(problem, problem.model.mtp_kind, columns, (both,))
+    dense = layer.dense + projection.tensor_parallel / columns.tp + projection.replicated
+    return LocalParameters(dense, layer.expert, muon=muon)
 
 
 def grad_bytes(problem: Problem) -> int:
@@ -136,14 +145,16 @@ def state_bytes(
         bits.)
 
     Returns:
-        Bytes of weights, gradients and Adam states, [3, n]; the latter two of trained parameters only. Gradients
-        include the framework's reduction buckets, weights those of a reference, sharded as the policy's: TRL
-        shards both at ZeRO 3 or neither (trl/models/utils.py, ``prepare_deepspeed``).
+        Bytes of weights, gradients and optimizer states, [3, n]; the latter two of trained parameters only.
+        Gradients include the framework's reduction buckets, weights those of a reference, sharded as the policy's:
+        TRL shards both at ZeRO 3 or neither (trl/models/utils.py, ``prepare_deepspeed``).
     """
     per_weight = weight_bytes(problem) if per_weight is None else per_weight
     software, stage = problem.hardware.software, columns.zero_stage
     total, frozen, reference = np.zeros((3, len(columns))), np.zeros(len(columns)), np.zeros(len(columns))
-    for local, trained, replicas, shards in _sharded_groups(columns, parameters):
+    for (local, trained, replicas, shards), muon in _updated_groups(columns, parameters):
+        if muon is not None:
+            total[2] -= MOMENT_BYTES * muon.parameters / np.where(stage >= 1, shards, 1)
         for part, (count, per_parameter, sharded_from) in enumerate(
             (
                 (local, per_weight, 3),
@@ -301,18 +312,47 @@ def gathered_parameters(columns: LayoutColumns, parameters: LocalParameters) -> 
 
 
 def optimizer_s(problem: Problem, columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:
-    """Time the Adam update of the GPU's share, in seconds [n]; 0 for inference.
+    """Time the update of the GPU's share, in seconds [n]; 0 for inference.
 
-    (14 + 2 s) N / r for N parameters with s bytes of states each and a memory rate of r bytes/s.
+    (14 + 2 s) N / r for N parameters with s bytes of states each and a memory rate of r bytes/s, and the
+    orthogonalizations of ``muon``, a mean over the ranks that share them (``whole_matrix_s``).
     """
     if problem.inference:
         return np.zeros(len(columns))
     rate = problem.hardware.accelerator.memory_rate_bytes_per_s
     traffic = UPDATE_TRAFFIC_BYTES + 2 * problem.hardware.software.optimizer_state_bytes
     total = np.zeros(len(columns))
-    for _, trained, _, shards in _sharded_groups(columns, parameters):
-        share = trained / np.where(columns.zero_stage >= 1, shards, 1)
+    for (_, trained, _, shards), muon in _updated_groups(columns, parameters):
+        sharing = np.where(columns.zero_stage >= 1, shards, 1)
+        share = trained / sharing
         total = total + traffic * share / rate
+        if muon is not None:
+            total = total + (muon.seconds - 2 * MOMENT_BYTES * muon.parameters / rate) / sharing
+    return total
+
+
+def whole_matrix_s(columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:
+    """Time what the most loaded rank updates beyond the mean, because matrices stay whole, in seconds [n].
+
+    (1 - 1/d) max_i t_i for d ranks that share updates of t_i seconds. An upper bound where ranks are balanced by
+    time; Megatron-LM balances them by parameters. Source: Graham 1969, list scheduling.
+    """
+    return _beyond_the_mean(columns, parameters, "largest_s")
+
+
+def whole_matrix_bytes(columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:
+    """Size the states that the fullest rank has beyond the mean, because matrices stay whole, in bytes [n].
+
+    Master weight and momentum of (1 - 1/d) of the largest matrix (``whole_matrix_s``).
+    """
+    return (FP32_BYTES + MOMENT_BYTES) * _beyond_the_mean(columns, parameters, "largest_parameters")
+
+
+def _beyond_the_mean(columns: LayoutColumns, parameters: LocalParameters, name: str) -> FloatArray:
+    total = np.zeros(len(columns))
+    for (_, _, _, shards), muon in _updated_groups(columns, parameters):
+        if muon is not None:
+            total = total + (1 - 1 / np.where(columns.zero_stage >= 1, shards, 1)) * getattr(muon, name)
     return total
 
 
@@ -357,6 +397,14 @@ def _sharded_groups(
         (parameters.expert, trained.expert, columns.expert_dp),
     )
     return tuple((local, part, count, num_shards(columns, count)) for local, part, count in replicas)
+
+
+def _updated_groups(
+    columns: LayoutColumns, parameters: LocalParameters
+) -> list[tuple[tuple[FloatArray, FloatArray, IntArray, IntArray], MatrixUpdates | None]]:
+    """List the groups of ``_sharded_groups``, each with the matrices in it that Muon updates."""
+    groups = _sharded_groups(columns, parameters)
+    return list(zip(groups, parameters.muon or (None, None), strict=True))
 
 
 def copy_groups(

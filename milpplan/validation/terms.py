@@ -234,6 +234,15 @@ def _reference(problem: Problem, layout: Layout, costs: LayoutCosts, times: int)
     return replace(costs, **{name: own + (times - 1) * (own - other) for name, (own, other) in pairs.items()})
 
 
+def _muon(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
+    """Scale Muon's update: its difference from that of Adam."""
+    job = problem.job.model_copy(update={"optimizer": "adam"})
+    bare = layout_costs(problem.model_copy(update={"job": job}), LayoutColumns.of([layout])).at(0)
+    added = (times - 1) * (costs.optimizer_ns - bare.optimizer_ns)
+    barrier = costs.barrier_ns + (times - 1) * costs.whole_matrix_ns
+    return replace(costs, optimizer_ns=costs.optimizer_ns + added, barrier_ns=barrier)
+
+
 def _recomputation(phase: Phase) -> Scale:
     def scaled(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
         duration = costs.duration_ns.copy()
@@ -388,6 +397,12 @@ TERMS: Final = (
         "forwards of a frozen reference or of the policy before its update",
         lambda problem, plan: problem.job.further_forwards > 0,
         _reference,
+    ),
+    Term(
+        "muon",
+        "the update of Muon",
+        lambda problem, plan: problem.job.optimizer == "muon",
+        _muon,
     ),
     Term(
         "zero_2",

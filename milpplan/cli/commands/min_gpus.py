@@ -31,6 +31,16 @@ EXAMPLES: Final = (
     ),
 )
 
+FIXED = {"attention": "flash", "grad_dtype": "fp32", "objective": "num_gpus", "kind": "training"}
+"""Fields of every job here, as arguments name them."""
+
+GIVEN = (
+    *("global_batch", "seq_len", "precision", "tokens", "lora_rank", "lora_modules", "freeze", "mtp_layers"),
+    *("optimizer", "muon_tp_mode", "vision_tokens", "image_tokens", "alignment", "reference", "rollout_seconds"),
+    *("rollout_tokens_per_s", "rollout_memory", "rollout_apart", "ignore", "memory_margin"),
+)
+"""Fields of a job that options give as they are."""
+
 
 def min_gpus(
     model: o.Model,
@@ -49,6 +59,8 @@ def min_gpus(
     lora_modules: o.LoraModules = None,
     freeze: o.Freeze = None,
     mtp_layers: o.MtpLayers = 0,
+    optimizer: o.Optimizer = "adam",
+    muon_tp_mode: o.MuonTpMode = "duplicated",
     vision_tokens: o.VisionTokens = None,
     image_tokens: o.ImageTokens = None,
     alignment: o.AlignmentName = None,
@@ -79,32 +91,9 @@ def min_gpus(
 ) -> ExitCode:
     """Find the fewest GPUs on which a model trains at all, or in time for a deadline, and prove that every smaller
     number does not suffice (up to a node every number is tried, beyond it whole nodes)."""
-    job = {
-        "gpus": gpus or "1",
-        "global_batch": global_batch,
-        "seq_len": seq_len,
-        "precision": precision,
-        "attention": "flash",
-        "grad_dtype": "fp32",
-        "objective": "num_gpus",
-        "deadline_hours": hours_of(deadline_hours, deadline_days),
-        "tokens": tokens,
-        "kind": "training",
-        "lora_rank": lora_rank,
-        "lora_modules": lora_modules,
-        "freeze": freeze,
-        "mtp_layers": mtp_layers,
-        "vision_tokens": vision_tokens,
-        "image_tokens": image_tokens,
-        "alignment": alignment,
-        "reference": reference,
-        "rollout_seconds": rollout_seconds,
-        "rollout_tokens_per_s": rollout_tokens_per_s,
-        "rollout_memory": rollout_memory,
-        "rollout_apart": rollout_apart,
-        "ignore": ignore,
-        "memory_margin": memory_margin,
-    }
+    given = locals()
+    job = FIXED | {name: given[name] for name in GIVEN}
+    job |= {"gpus": gpus or "1", "deadline_hours": hours_of(deadline_hours, deadline_days)}
     problem = problem_of(model, hardware, job, space, fix or [], allow or [], schedule)
     forbidden = forbidden_values(forbid or [])
     chosen = SolveOptions(gap=gap, simplest=not fastest, time_limit_s=time_limit, forbid=forbidden)

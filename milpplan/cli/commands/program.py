@@ -77,6 +77,8 @@ def program(
     lora_modules: o.LoraModules = None,
     freeze: o.Freeze = None,
     mtp_layers: o.MtpLayers = 0,
+    optimizer: o.Optimizer = "adam",
+    muon_tp_mode: o.MuonTpMode = "duplicated",
     vision_tokens: o.VisionTokens = None,
     image_tokens: o.ImageTokens = None,
     alignment: o.AlignmentName = None,

@@ -127,6 +127,12 @@ def _two_plans(source: Path, target: Path) -> tuple[Problem, Problem, Plan, Plan
                 "Expected plans without: a switch moves the states of the other layers, embedding and head.",
                 "Give plans of a job without --mtp-layers.",
             )
+        if job.optimizer != "adam":
+            raise InvalidInputError(
+                f"{path} has the optimizer {job.optimizer}.",
+                "Expected Adam, whose two moments a switch moves.",
+                "Give plans of a job without --optimizer.",
+            )
     if states := problem.hardware.software.states_text:
         raise InvalidInputError(
             f"{source} has {states}.",

@@ -36,6 +36,9 @@ from milpplan.problem.reading import shown
 
 COMMIT = "d98e8a64"
 """Commit of NVIDIA/Megatron-LM that flags and rules are quoted from."""
+MUON = ("muon", "dist_muon")
+"""Values of ``--optimizer`` for Muon; the second always shards (training/arguments.py:1853-1866)."""
+MUON_SHARDS_ONCE = "whether its layer-wise optimizer takes several instances is not known"
 
 Kind = Literal["value", "on", "off", "switch"]
 

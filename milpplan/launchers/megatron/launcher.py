@@ -49,7 +49,7 @@ QUIET: dict[str, tuple[str, ...]] = {
     "learning: rates, decay, initial values, seeds": (
         r"lr|lr-.*|min-lr|decoupled-.*lr|warmup|weight-decay.*|start-weight-decay|end-weight-decay|adam-.*",
         r"sgd-momentum|clip-grad|.*opt_param-scheduler|init-method.*|embedding-init-method-std|seed|train-iters",
-        r"mtp-loss-scaling-factor",
+        r"mtp-loss-scaling-factor|muon-(momentum|nesterov|scale-mode|coefficient-type|extra-scale-factor)",
         r"train-samples|exit-.*|norm-epsilon|apply-layernorm-1p|data-parallel-random-init|loss-scale.*|hysteresis",
         r"initial-loss-scale|min-loss-scale|attention-softmax-in-fp32|iterations-to-skip|apply-wd-to-qk-layernorm",
         r"use-cpu-initialization|no-initialization|init-model-with-meta-device|no-weight-decay-cond-type",

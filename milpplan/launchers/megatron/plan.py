@@ -16,7 +16,14 @@ from typing import Any
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers import Launch
 from milpplan.launchers.expressible import job_refusals, placed_alike, refuse, start_of
-from milpplan.launchers.megatron.arguments import Arguments, Values, has_indexer, model_arguments
+from milpplan.launchers.megatron.arguments import (
+    MUON,
+    MUON_SHARDS_ONCE,
+    Arguments,
+    Values,
+    has_indexer,
+    model_arguments,
+)
 from milpplan.launchers.megatron.rules import (
     MEGATRON,
     Sizes,
@@ -145,6 +152,9 @@ def check_problem(problem: Problem, version: str) -> None:
     if problem.job.mtp_layers and problem.model.learned_positions:
         why = f"the job trains layers of multi-token prediction, and {problem.model.name} has learned positions"
         refusals.append(Refusal(f"{why} (training/arguments.py, validate_args)"))
+    if problem.job.optimizer == "muon" and version != MEGATRON.versions[0]:
+        why = f"the job has the optimizer muon, and {version} reduces and shards otherwise"
+        refusals.append(Refusal(why))
     refuse(MEGATRON.name, refusals)
     check_version(version, _model(problem))
 
@@ -169,6 +179,12 @@ def _check_expressible(problem: Problem, plan: Plan, version: str) -> None:
             f"The plan has tp={layout.tp} without sequence parallelism, and {problem.model.name} has an indexer.",
             "Expected sequence parallelism: Megatron-LM's absorbed_mla.py refuses such attention without it.",
             "Solve again with --fix sequence_parallel=true.",
+        )
+    if layout.dp_replicate > 1 and problem.job.optimizer == "muon":
+        raise IllegalPlanError(
+            f"The plan has dp_replicate={layout.dp_replicate} with the optimizer muon.",
+            f"Expected 1: {MUON_SHARDS_ONCE}.",
+            "Solve again with --target megatron, or --fix dp_replicate=1.",
         )
     if layout.dp_replicate > 1 and layout.zero_stage not in MEGATRON.hybrid_stages:
         raise IllegalPlanError(
@@ -254,6 +270,8 @@ def _states(problem: Problem, layout: Layout) -> Pairs:
         pairs["--overlap-param-gather"] = ()
     if problem.job.grad_dtype == "bf16":
         pairs["--grad-reduce-in-bf16"] = ()
+    if problem.job.optimizer == "muon":
+        pairs |= {"--optimizer": ("muon",), "--muon-tp-mode": (problem.job.muon_tp_mode,)}
     return pairs
 
 
@@ -319,10 +337,10 @@ def job_of(given: Arguments, world: int) -> Job:
             "Expected bf16 or fp16, with or without fp8: other formats are not priced.",
             "Add --bf16 to compare it as a run in bf16.",
         )
-    if given.text("--optimizer") != "adam":
+    if given.text("--optimizer") not in ("adam", *MUON):
         raise InvalidInputError(
             f"--optimizer is {given.text('--optimizer')}.",
-            "Expected adam, whose states and update are priced.",
+            "Expected adam or muon, whose states and update are priced.",
             "Use --optimizer adam to compare it as such a run.",
         )
     # Only bf16 accumulates in fp32 by default (A:1195-1219).
@@ -339,10 +357,30 @@ def job_of(given: Arguments, world: int) -> Job:
         "attention_kernel": "unfused" if backend in ("unfused", "local") or local else "flash",
         "grad_dtype": "bf16" if coarse else "fp32",
         "mtp_layers": mtp_layers(given),
+        **_muon(given),
     }
     # It has no effect without --fp8-format; with it, recipe_note says which parts are priced.
     given.text("--fp8-recipe")
     return validated(Job, data, "the job that the arguments describe")
+
+
+def _muon(given: Arguments) -> dict[str, str]:
+    """Read the settings of Muon that change its cost.
+
+    Raises:
+        InvalidInputError: the orthogonalization is not priced.
+    """
+    if given.text("--optimizer") not in MUON:
+        return {}
+    priced = {"--muon-num-ns-steps": "5", "--muon-fp32-matmul-prec": "medium", "--muon-scalar-optimizer": "adam"}
+    for flag, value in priced.items():
+        if given.text(flag) != value:
+            raise InvalidInputError(
+                f"{flag} is {given.text(flag)}.",
+                f"Expected {value}, which is priced.",
+                f"Use {value} to compare it as such a run.",
+            )
+    return {"optimizer": "muon", "muon_tp_mode": given.text("--muon-tp-mode") or "duplicated"}
 
 
 def plan_of(given: Arguments, world: int, model: ModelSpec, job: Job) -> Plan:
@@ -444,7 +482,7 @@ def _instances(given: Arguments, dp: int, zero: int) -> int:
 
 def _zero_stage(given: Arguments) -> int:
     strategy = given.text("--data-parallel-sharding-strategy")
-    sharded = given.given("--use-distributed-optimizer")
+    sharded = given.given("--use-distributed-optimizer") or given.text("--optimizer") == "dist_muon"
     given.given("--ckpt-format")
     if given.given("--use-torch-fsdp2"):
         given.given("--no-gradient-accumulation-fusion")

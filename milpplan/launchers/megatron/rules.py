@@ -6,9 +6,7 @@ core/model_parallel_config.py; P: core/parallel_state.py; S: core/pipeline_paral
 core/num_microbatches_calculator.py; L: core/transformer/pipeline_parallel_layer_layout.py.
 
 ``MEGATRON`` declares the layouts that Megatron-LM can run.
-
 **Stages**: layers of every virtual stage and their recomputation; several arguments can give them.
-
 Source: NVIDIA/Megatron-LM at d98e8a64, training/arguments.py:928-1009,
 core/transformer/transformer_config.py:2229-2415, core/transformer/transformer_block.py:175-190.
 
@@ -32,8 +30,15 @@ from itertools import groupby
 from math import prod
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
-from milpplan.launchers.capabilities import TRANSFORMER_ENGINE, Capability, Limit, Mode, RowRule, shared_indexers
-from milpplan.launchers.megatron.arguments import COMMIT, Arguments, Values
+from milpplan.launchers.capabilities import (
+    TRANSFORMER_ENGINE,
+    Capability,
+    Limit,
+    Mode,
+    RowRule,
+    shared_indexers,
+)
+from milpplan.launchers.megatron.arguments import COMMIT, MUON, MUON_SHARDS_ONCE, Arguments, Values
 from milpplan.problem import DenseMlp, Job, LatentAttention, MixtureOfExperts, ModelSpec, Plan, Problem, Recompute
 from milpplan.problem.reading import shown
 
@@ -451,9 +456,9 @@ def _gather(s: Sizes) -> str:
     if not s.given.given("--overlap-param-gather"):
         return ""
     sharded = s.given.given("--use-distributed-optimizer") or s.given.given("--use-megatron-fsdp")
-    return (
-        "" if sharded and s.given.given("--overlap-grad-reduce") else "without sharding or --overlap-grad-reduce"
-    )
+    sharded |= s.given.text("--optimizer") == "dist_muon"
+    overlaps = sharded and s.given.given("--overlap-grad-reduce")
+    return "" if overlaps else "without sharding or --overlap-grad-reduce"
 
 
 def _needs(flag: str, *others: str) -> Check:
@@ -480,11 +485,10 @@ def _fsdp(s: Sizes) -> str:
     if not s.given.given("--use-megatron-fsdp"):
         apart = s.given.text("--ckpt-format") == "fsdp_dtensor"
         return "--ckpt-format fsdp_dtensor without Megatron-FSDP" if apart else ""
-    return (
-        ""
-        if s.given.text("--ckpt-format") == "fsdp_dtensor"
-        else "Megatron-FSDP without --ckpt-format fsdp_dtensor"
-    )
+    if s.given.text("--optimizer") in MUON:
+        return "Megatron-FSDP with --optimizer muon"
+    stored = s.given.text("--ckpt-format") == "fsdp_dtensor"
+    return "" if stored else "Megatron-FSDP without --ckpt-format fsdp_dtensor"
 
 
 def _torch_fsdp(s: Sizes) -> str:
@@ -649,6 +653,8 @@ def megatron_limits(problem: Problem) -> dict[str, Limit]:
         limits["zero_stage"] = Limit((1, 2, 3), "--fp8-param-gather needs --use-distributed-optimizer")
     if _experts_have_biases(problem):
         limits["etp"] = Limit((1,), "it splits no experts with biases (core/transformer/transformer_config.py)")
+    if problem.job.optimizer == "muon":
+        limits["dp_replicate"] = Limit((1,), MUON_SHARDS_ONCE)
     return limits
 
 

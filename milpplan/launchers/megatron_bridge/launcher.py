@@ -503,6 +503,10 @@ class MegatronBridge:
         """
         check_megatron(problem, MEGATRON.versions[0])
         job, model = problem.job, problem.model
+        if job.optimizer != "adam":
+            raise _refused(
+                "The job has the optimizer muon", "Adam: exports to it write no other", "Export to megatron."
+            )
         if model.has_indexers:
             raise _refused(
                 f"{model.name} attends to keys that an indexer selects",

@@ -46,6 +46,7 @@ from milpplan.optimize.space.rules import (
     SPLIT_BACKWARD_RULES,
     SPLIT_RULES,
     TRANSFER_DOMINANCE,
+    WHOLE_MATRIX_RULES,
     allowed,
     asked_switches,
     default_switches,
@@ -377,6 +378,8 @@ def _shardings(
     for switch in ("overlap_grad_reduce", "overlap_param_gather"):
         choices = cross(choices, switch, ascending(np.array(getattr(space, switch), dtype=np.int64)))
     rules = SHARDING_RULES | INFERENCE_RULES | target_sharding_rules(problem)
+    if problem.job.optimizer == "muon":
+        rules |= WHOLE_MATRIX_RULES
     if not target_crossed_rules(problem):
         # Otherwise the target may lack the twin with the overlap.
         rules |= {"dominated_by_overlap": _dominated_by_overlap}

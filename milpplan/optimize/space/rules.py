@@ -235,6 +235,10 @@ PIPELINE_SHARDING_RULES: dict[str, Rule] = {
 and ZeRO-3 are incompatible with pipeline parallelism"). FSDP of torchtitan and AutoModel with a pipeline is ZeRO 1
 here (``launchers.capabilities.piped_states``)."""
 
+WHOLE_MATRIX_RULES: dict[str, Rule] = {"muon_needs_whole_matrices": lambda p, c: c["zero_stage"] <= 1}
+"""Rules of Muon. ZeRO 2 and 3 cut every matrix; Megatron-FSDP takes SGD and Adam alone (Megatron-LM
+training/arguments.py), and its ZeRO 1 deals whole matrices out."""
+
 CAPACITY_RULES: dict[str, Rule] = {"offloaded_states_fit_host_memory": _states_fit_the_host}
 """Rules on sizes rather than on values of columns."""
 

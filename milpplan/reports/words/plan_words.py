@@ -128,6 +128,7 @@ def plan_sentences(problem: Problem, plan: Plan, report: StepReport) -> list[str
         *_recompute(problem, plan),
         *_mtp_layers(problem),
         *([f"Each step has {rollout_text(problem.job.rollout)}."] if problem.job.rollout is not None else []),
+        *_optimizer(problem),
         *_switches(plan.layout),
         _memory(report),
     ]
@@ -172,6 +173,11 @@ def rollout_text(rollout: Rollout) -> str:
 def _mtp_layers(problem: Problem) -> Iterator[str]:
     if mtp := mtp_text(problem):
         yield f"The model is trained {mtp}."
+
+
+def _optimizer(problem: Problem) -> Iterator[str]:
+    if problem.job.optimizer != "adam":
+        yield f"{problem.job.optimizer_text} updates the matrices between embedding and head, Adam the rest."
 
 
 def images_text(problem: Problem) -> str:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         encoder_parameters,
         final_norm_parameters,
         head_parameters,
+        hidden_matrices,
         layer_parameters,
         mfu,
         model_flops_per_token,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from milpplan.problem import (
     GroupedQueryAttention,
@@ -231,6 +231,71 @@ def _mlp(hidden: int, mlp: Mlp) -> LayerParameters:
     if isinstance(mlp, MixtureOfExperts):
         return _mixture_of_experts(hidden, mlp)
     return LayerParameters(*_feed_forward(hidden, mlp.intermediate_size, mlp.gated, mlp.bias))
+
+
+class Matrix(NamedTuple):
+    """Weight of a layer with two dimensions, as Megatron-LM stores it."""
+
+    outputs: int
+    inputs: int
+    divided: Literal["outputs", "inputs", ""]
+    """Dimension that tensor parallelism divides (of experts, etp); empty: none, every rank has a copy."""
+    num_experts: int = 0
+    """Routed experts that have such a matrix each; 0: a matrix of the whole layer."""
+
+
+def hidden_matrices(hidden: int, kind: LayerRun) -> tuple[Matrix, ...]:
+    """List the matrices of one layer of ``kind``; gate and up are one, queries, keys and values three.
+
+    Vectors (norms, biases, decays) and convolutions are left out. Source: Megatron-LM's ``linear_fc1``, and
+    ``split_qkv`` of its core/optimizer/emerging_optimizers.py.
+    """
+    return _mixer_matrices(hidden, kind.attention) + _mlp_matrices(hidden, kind.mlp)
+
+
+def _mixer_matrices(hidden: int, mixer: Mixer) -> tuple[Matrix, ...]:
+    if isinstance(mixer, NoBlock):
+        return ()
+    if isinstance(mixer, LinearRecurrence):
+        width = widths(mixer)
+        return (Matrix(width.projected, hidden, "outputs"), Matrix(hidden, width.values, "inputs"))
+    heads = mixer.num_attention_heads
+    if isinstance(mixer, GroupedQueryAttention):
+        keys, values = mixer.num_key_value_heads * mixer.head_dim, mixer.num_key_value_heads * mixer.value_dim
+        rows = [heads * mixer.head_dim, keys, *[values] * (not mixer.keys_are_values)]
+        rows += [heads * mixer.value_dim] * mixer.output_gate
+        inputs = [Matrix(count, hidden, "outputs") for count in rows]
+        return (*inputs, Matrix(hidden, heads * mixer.value_dim, "inputs"))
+    query = heads * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim)
+    latent = [
+        Matrix(mixer.kv_lora_rank + mixer.qk_rope_head_dim, hidden, ""),
+        Matrix(heads * (mixer.qk_nope_head_dim + mixer.v_head_dim), mixer.kv_lora_rank, "outputs"),
+        Matrix(hidden, heads * mixer.v_head_dim, "inputs"),
+    ]
+    if mixer.q_lora_rank is None:
+        return (*latent, Matrix(query, hidden, "outputs"))
+    latent += [Matrix(mixer.q_lora_rank, hidden, ""), Matrix(query, mixer.q_lora_rank, "outputs")]
+    if mixer.indexer is not None:
+        scored, key = mixer.indexer.index_n_heads, mixer.indexer.index_head_dim
+        latent += [Matrix(scored * key, mixer.q_lora_rank, "")]
+        latent += [Matrix(rows, hidden, "") for rows in (key, scored)]
+    return tuple(latent)
+
+
+def _mlp_matrices(hidden: int, mlp: Mlp) -> tuple[Matrix, ...]:
+    if isinstance(mlp, NoBlock):
+        return ()
+    columns = 2 if mlp.gated else 1
+    shared, found = mlp.intermediate_size, list[Matrix]()
+    if isinstance(mlp, MixtureOfExperts):
+        experts, shared, latent = mlp.num_experts, mlp.shared_intermediate_size, mlp.latent_size
+        found = [Matrix(experts, hidden, ""), *[Matrix(1, hidden, "")] * mlp.shared_gate]
+        found += [Matrix(latent, hidden, ""), Matrix(hidden, latent, "")] if latent else []
+        inputs, width = latent or hidden, mlp.intermediate_size
+        found += [Matrix(columns * width, inputs, "outputs", experts), Matrix(inputs, width, "inputs", experts)]
+    if shared:
+        found += [Matrix(columns * shared, hidden, "outputs"), Matrix(hidden, shared, "inputs")]
+    return tuple(found)
 
 
 def mtp_projection_parameters(model: ModelSpec) -> LayerParameters:
