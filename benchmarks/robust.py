@@ -15,7 +15,7 @@ from statistics import fmean
 from benchmarks.problems import CASES, Case
 from benchmarks.tables import layout_text, markdown_table, replace_section
 from milpplan import Problem, Scenario, SolveOptions, solve_robust
-from milpplan.optimize.robust import ROBUST_GAP
+from milpplan.optimize.records import ROBUST_GAP
 from milpplan.problem.scenarios import default_scenarios, in_scenario
 from milpplan.simulation.simulator import simulate
 from milpplan.units import percent_text, seconds_text

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from milpplan.cli.app import app
-from milpplan.cli.solving import SolveWords
+from milpplan.cli.commands.solve import SolveWords
 from milpplan.launchers import TARGETS, restrict
 from milpplan.problem import Job, Problem, load_hardware, load_model, stack_names, uncertainty_of
 from milpplan.problem.catalog import LAUNCHER_STACKS, fitted_hardware
@@ -70,12 +68,16 @@ def test_the_price_is_asked_only_where_there_is_one() -> None:
 def test_a_target_has_the_constants_fitted_to_it(hardware: str, options: list[str], overlay: str) -> None:
     """A bare name gets the stack of the launcher where there is one, for every kind of hardware that is compared;
     a full name and --no-stack are kept."""
-    words: dict[str, Any] = {field.name: None for field in fields(SolveWords)}
-    words |= {"model": "llama3-8b", "gpus": "16", "global_batch": "16", "space": "uniform", "precision": "bf16"}
-    words |= {"attention": "flash", "grad_dtype": "fp32", "inference": False, "hardware": hardware}
-    words |= {"objective": "step_time_per_token", "stack": "--no-stack" not in options}
-    words |= {"target": options[1] if options else None}
-    problem = SolveWords(**words).problem(hardware.split(",")[0])
+    words = SolveWords(
+        model="llama3-8b",
+        hardware=hardware,
+        gpus="16",
+        global_batch="16",
+        space="uniform",
+        target=options[1] if options else None,
+        stack="--no-stack" not in options,
+    )
+    problem = words.problem(hardware.split(",")[0])
     assert uncertainty_of(problem.hardware).overlay == overlay
 
 

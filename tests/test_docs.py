@@ -159,3 +159,17 @@ def test_the_architecture_page_has_every_folder() -> None:
     modules = set(re.findall(r"`([a-z_/]+\.py)`", text))
     assert len(modules) >= 30
     assert [name for name in modules if not list(package.rglob(name)) and not (ROOT / name).exists()] == []
+
+
+def test_the_architecture_page_leads_from_a_task_to_its_place() -> None:
+    """In the table of tasks every file has its whole path, and every name is written in a file of its row."""
+    table = (DOCS / "architecture.md").read_text(encoding="utf-8").split("## Where is ...?")[1]
+    rows = [re.findall(r"`([\w./]+)`", line.split("|")[2]) for line in table.splitlines() if line.startswith("| ")]
+    assert sum(map(bool, rows)) >= 15
+    for row in rows:
+        paths = [
+            next((top / name for top in (ROOT / "milpplan", ROOT) if (top / name).exists()), None) for name in row
+        ]
+        text = "".join(path.read_text(encoding="utf-8") for path in paths if path is not None and path.is_file())
+        names = [name for name, path in zip(row, paths, strict=True) if path is None]
+        assert [name for name in names if not re.search(rf"\b{name.split('.')[-1]}\b", text)] == []

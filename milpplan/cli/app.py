@@ -107,11 +107,12 @@ def function_of(name: str) -> str:
 def load_command(name: str) -> Any:
     """Import a command, and build the click command that reads its words."""
     from milpplan.cli.command import Command
+    from milpplan.cli.options import spread
 
     function = function_of(name)
     module = import_module(f"milpplan.cli.commands.{function}")
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command(name, cls=Command)(getattr(module, function))
+    single.command(name, cls=Command)(spread(getattr(module, function)))
     command: Any = typer.main.get_command(single)
     command.examples = module.EXAMPLES
     return command

@@ -15,6 +15,8 @@ from milpplan.problem import Range
 from milpplan.problem.reading import RecordType, invalid_fields, shown
 from milpplan.reports.files import check_writable
 
+MAX_KINDS: Final = 16
+"""Maximum of kinds of hardware to choose from."""
 OR_A_RANGE: Final = ", or a range such as 64:512 or 64:512:64"
 
 
@@ -71,6 +73,18 @@ def choice(text: str, option: str, known: Iterable[str]) -> str:
         f"Expected one of {', '.join(names)}.",
         f"Did you mean {close[0]}?" if close else "Give one of these names.",
     )
+
+
+def names_of(hardware: str | None) -> list[str]:
+    """Read the kinds of hardware of a command line: words with commas between them."""
+    names = [name.strip() for name in (hardware or "").split(",")]
+    if len(names) > 1 and (len(set(names)) < len(names) or "" in names or len(names) > MAX_KINDS):
+        raise InvalidInputError(
+            f"HARDWARE is {shown(hardware)}.",
+            f"Expected one description, or two to {MAX_KINDS} different ones with commas between them.",
+            "Correct HARDWARE.",
+        )
+    return names
 
 
 def missing(what: str, expected: str) -> InvalidInputError:

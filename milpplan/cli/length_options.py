@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from milpplan.cli import checks
+from milpplan.cli import options as o
 from milpplan.errors import InvalidInputError
 from milpplan.problem.problem import MAX_SEQUENCE
 
@@ -20,31 +20,31 @@ DEFAULT_ALIGNMENT: Final = 128
 class LengthOptions:
     """Options about lengths; None where an option is not given."""
 
-    lengths: Path | None
+    lengths: o.Lengths = None
     """File of the lengths."""
-    max_strategies: int | None
+    max_strategies: o.MaxStrategies = None
     """Maximum number of strategies in turn."""
-    tokens_per_step: int | None
+    tokens_per_step: o.TokensPerStep = None
     """Tokens of the sequences that are taken from the file."""
-    align: int | None
+    align: o.Align = None
     """Token quantum: lengths are padded to multiples of it."""
-    padding: bool
+    padding: o.Padding = False
     """Pad the sequences of a micro-batch, instead of packing them."""
-    mask: str | None
+    mask: o.Mask = None
     """Attention mask: causal or full."""
-    buckets: str | None
+    buckets: o.Buckets = None
     """Ends of buckets, with commas between them."""
-    bucket_count: int | None
+    bucket_count: o.BucketCount = None
     """Number of buckets to choose."""
-    baselines: bool
+    baselines: o.Baselines = False
     """Price the rules of other planners."""
-    side_by_side: bool | None
+    side_by_side: o.SideBySide = None
     """Allow several degrees of context parallelism at once."""
-    unlike_replicas: bool
+    unlike_replicas: o.UnlikeReplicas = False
     """Allow heterogeneous replicas."""
-    hetu: Path | None
+    hetu: o.Hetu = None
     """Directory for the files of HotSPa's runtime."""
-    seed: int
+    seed: o.Seed = 1
     """Seed of lengths that are drawn."""
 
     @property

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 import typer
 
@@ -37,6 +38,36 @@ ASIDE: Final = ("job", "help")
 def pick(record: type[Picked], parameters: Mapping[str, Any]) -> Picked:
     """Build a dataclass of the parameters of a command that have the names of its fields."""
     return record(**{field.name: parameters[field.name] for field in fields(record)})  # type: ignore[arg-type]
+
+
+def spread(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace the dataclasses among a command's parameters by their fields.
+
+    Args:
+        command: A command, each of whose parameters is a dataclass of arguments and options, or none is.
+
+    Returns:
+        A function with one keyword parameter for each field. A field that two dataclasses share comes once.
+    """
+    hints = get_type_hints(command)
+    records = {name: kind for name, kind in hints.items() if isinstance(kind, type) and is_dataclass(kind)}
+    if not records:
+        return command
+    parameters: dict[str, Parameter] = {}
+    for record in records.values():
+        kinds = get_type_hints(record, include_extras=True)
+        for field in fields(record):
+            name = field.name
+            option = Parameter(name, Parameter.KEYWORD_ONLY, default=field.default, annotation=kinds[name])
+            parameters.setdefault(name, option)
+
+    def run(**values: Any) -> Any:
+        return command(**{name: pick(record, values) for name, record in records.items()})
+
+    run.__doc__ = command.__doc__
+    run.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
+    run.__signature__ = Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    return run
 
 
 def models_like(incomplete: str) -> list[str]:

@@ -1,14 +1,14 @@
-"""Work of the command ``solve``: the problem of its words, its best plan, comments, the file, the exit code."""
+"""Work of the command ``solve``: the best plan of its problem, comments, the file, the exit code."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from milpplan.calibration.error_bars import ErrorBar, Robustness
-from milpplan.cli import arguments, checks, interrupts
+from milpplan.cli import checks, interrupts
 from milpplan.cli.answer import (
     INTERRUPTED,
     SolveEnd,
@@ -18,21 +18,19 @@ from milpplan.cli.answer import (
     shown_progress,
     uncertainty,
 )
-from milpplan.cli.arguments import check_plan_of_file, within_range
+from milpplan.cli.arguments import within_range
 from milpplan.cli.length_options import LengthOptions, are_asked
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, of_error, say, say_error, show_blocks
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.explain import run_totals
-from milpplan.optimize import DEFAULT_GAP, Effort, PlanResult, SolveOptions, explain, solve_robust, target_price
+from milpplan.optimize import Effort, PlanResult, SolveOptions, explain, solve_robust, target_price
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.records import ProgramAnswer
-from milpplan.optimize.robust import ROBUST_GAP
 from milpplan.optimize.search.closed_layouts import BUDGET
 from milpplan.optimize.solve import MARGIN_PRICE_GAP, without_margin
 from milpplan.optimize.solve import solve as solve_problem
-from milpplan.problem import Plan, Problem, load_scenarios, stack_names
-from milpplan.problem.catalog import launcher_stack
+from milpplan.problem import Plan, Problem, load_scenarios
 from milpplan.problem.reading import shown
 from milpplan.reports import write_whole
 from milpplan.reports.answers import solve_blocks
@@ -42,177 +40,10 @@ from milpplan.units import gap_text
 from milpplan.validation import Evidence
 
 if TYPE_CHECKING:
+    from milpplan.cli.commands.solve import SolveWords
     from milpplan.explain.records import BreakEvens
 
 METHODS: Final = ("search", "program")
-MAX_CANDIDATES: Final = 16
-"""Maximum of kinds of hardware to choose from."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SolveWords:
-    """The command's arguments and options as typer gives them, apart from those about lengths."""
-
-    model: str | None
-    hardware: str | None
-    ignore: list[str] | None
-    gpus: str | None
-    global_batch: str | None
-    calculon: tuple[Path, Path, Path] | None
-    seq_len: str | None
-    precision: str
-    attention: str
-    grad_dtype: str
-    inference: bool
-    lora_rank: int | None
-    lora_modules: str | None
-    freeze: list[str] | None
-    mtp_layers: int
-    optimizer: str
-    muon_tp_mode: str
-    vision_tokens: int | None
-    image_tokens: int | None
-    alignment: str | None
-    reference: str | None
-    rollout_seconds: float | None
-    rollout_tokens_per_s: float | None
-    rollout_memory: float | None
-    rollout_apart: bool
-    space: str
-    schedule: str | None
-    fix: list[str] | None
-    allow: list[str] | None
-    forbid: list[str] | None
-    memory_margin: float | None
-    target: str | None
-    target_version: str | None
-    stack: bool
-    price_limit: float
-    objective: str
-    deadline_hours: float | None
-    deadline_days: float | None
-    tokens: float | None
-    price: str | None
-    method: str
-    backend: str
-    time_limit: float | None
-    gap: float | None
-    fastest: bool
-    seed: int
-    workers: int | None
-    witness: bool
-    warm_start: Path | None
-    check_ends: bool
-    robust: bool
-    scenarios: Path | None
-    out: Path | None
-    verbose: bool
-    progress: bool
-    as_json: bool
-
-    def check_robust(self, num_kinds: int) -> None:
-        """Refuse words that have no meaning for a robust plan, of which there is one on one kind of hardware.
-
-        Raises:
-            InvalidInputError: words that contradict each other.
-        """
-        if self.scenarios is not None and not self.robust:
-            raise InvalidInputError(
-                "--scenarios without --robust.",
-                "Expected scenarios of a robust plan.",
-                "Add --robust, or leave --scenarios out.",
-            )
-        others = {
-            "--method program": self.method == "program",
-            "--check-ends": self.check_ends,
-            "several kinds of hardware": num_kinds > 1,
-        }
-        given = [name for name, is_given in others.items() if is_given]
-        if self.robust and given:
-            raise InvalidInputError(
-                f"--robust is given together with {' and '.join(given)}.",
-                "Expected the search for one plan on one cluster, whose doubts are the scenarios.",
-                "Leave one of the two out.",
-            )
-
-    def problem(self, hardware: str | None) -> Problem:
-        """Build the problem on one kind of hardware, with the space that ``--target`` can run."""
-        whole = self.whole(hardware)
-        if self.target is not None:
-            from milpplan.launchers import restrict
-
-            return restrict(whole, self.target, self.target_version, stack=self.stack and not self.unfitted())
-        if self.target_version is not None:
-            raise InvalidInputError(
-                f"--target-version is {shown(self.target_version)}, without --target.",
-                "Expected the launcher that it is a version of.",
-                "Add --target, or leave --target-version out.",
-            )
-        return whole
-
-    def whole(self, hardware: str | None) -> Problem:
-        """Build the problem on one kind of hardware, for any launcher."""
-        words = self.model, hardware, self.job(), self.space, self.fix or [], self.allow or [], self.schedule
-        if self.calculon is None:
-            return arguments.problem_of(*words)
-        from milpplan.cli import calculon
-
-        return calculon.problem_of(self.calculon, *words)
-
-    def unfitted(self) -> tuple[str, ...]:
-        """Name the kinds of hardware without a stack of ``--target``, where several are compared: stacks on some
-        of them would decide the comparison."""
-        names = names_of(self.hardware)
-        kinds = names if len(names) > 1 else []
-        return tuple(
-            name for name in kinds if name not in stack_names() and launcher_stack(self.target, name) is None
-        )
-
-    def job(self) -> dict[str, Any]:
-        """Collect the options that describe the job."""
-        return {
-            "gpus": self.gpus,
-            "global_batch": self.global_batch,
-            "seq_len": self.seq_len,
-            "precision": self.precision,
-            "attention": self.attention,
-            "grad_dtype": self.grad_dtype,
-            "objective": self.objective,
-            "deadline_hours": arguments.deadline_hours(self.deadline_hours, self.deadline_days),
-            "tokens": self.tokens,
-            "kind": "inference" if self.inference else "training",
-            "lora_rank": self.lora_rank,
-            "lora_modules": self.lora_modules,
-            "freeze": self.freeze,
-            "mtp_layers": self.mtp_layers,
-            "optimizer": self.optimizer,
-            "muon_tp_mode": self.muon_tp_mode,
-            "vision_tokens": self.vision_tokens,
-            "image_tokens": self.image_tokens,
-            "alignment": self.alignment,
-            "reference": self.reference,
-            "rollout_seconds": self.rollout_seconds,
-            "rollout_tokens_per_s": self.rollout_tokens_per_s,
-            "rollout_memory": self.rollout_memory,
-            "rollout_apart": self.rollout_apart,
-            "ignore": self.ignore,
-            "memory_margin": self.memory_margin,
-        }
-
-    def options(self, problem: Problem) -> SolveOptions:
-        """Collect the options of the search."""
-        start = None if self.warm_start is None else _starting_plan(problem, self.warm_start)
-        return SolveOptions(
-            backend=self.backend,
-            gap=self.gap if self.gap is not None else ROBUST_GAP if self.robust else DEFAULT_GAP,
-            simplest=not self.fastest,
-            time_limit_s=self.time_limit,
-            seed=self.seed,
-            workers=self.workers,
-            witness=self.witness,
-            warm_start=start,
-            forbid=arguments.forbidden_values(self.forbid or []),
-        )
 
 
 def run(words: SolveWords, lengths: LengthOptions) -> ExitCode:
@@ -224,7 +55,7 @@ def run(words: SolveWords, lengths: LengthOptions) -> ExitCode:
     """
     if are_asked(lengths):
         return _solve_lengths(words, lengths)
-    names = names_of(words.hardware)
+    names = checks.names_of(words.hardware)
     if checks.choice(words.method, "--method", METHODS) == "program" and len(names) > 1:
         raise InvalidInputError(
             "--method program with several kinds of hardware.",
@@ -280,31 +111,6 @@ def _choose_hardware(
         )
     asked = words.out, words.as_json, words.verbose, words.progress
     return choose_hardware(names, words.problem, price_of, options, *asked)
-
-
-def _starting_plan(problem: Problem, path: Path) -> Plan:
-    """Read the plan of a file, as a start for a problem.
-
-    Raises:
-        IllegalPlanError: it is no plan for this model, or for none of these numbers of GPUs and batches.
-    """
-    from milpplan.reports.documents.document import read_plan
-
-    plan = read_plan(path)[1]
-    check_plan_of_file(problem, plan)
-    return plan
-
-
-def names_of(hardware: str | None) -> list[str]:
-    """Read the kinds of hardware of a command line: words with commas between them."""
-    names = [name.strip() for name in (hardware or "").split(",")]
-    if len(names) > 1 and (len(set(names)) < len(names) or "" in names or len(names) > MAX_CANDIDATES):
-        raise InvalidInputError(
-            f"HARDWARE is {shown(hardware)}.",
-            f"Expected one description, or two to {MAX_CANDIDATES} different ones with commas between them.",
-            "Correct HARDWARE.",
-        )
-    return names
 
 
 def prices(text: str | None, names: Sequence[str], tokens: float | None) -> dict[str, float]:
@@ -506,7 +312,7 @@ def _solve_lengths(words: SolveWords, asked: LengthOptions) -> ExitCode:
             "Leave the other options out.",
         )
     limits = words.gap, words.time_limit, words.backend
-    described = words.model, words.hardware, words.job(), words.space, words.fix or []
+    described = words.model, words.hardware, words.job_words(), words.space, words.fix or []
     code = answer_lengths(*described, asked, limits, words.out, words.as_json)
     say("`milpplan solve --lengths` is now `milpplan solve-lengths`, with the same options.")
     return code

@@ -32,7 +32,16 @@ from milpplan.optimize.layout.stage_options import fitting_step_ns
 from milpplan.optimize.milp.backends import backend, witnesses
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.objective import objective_weights, printed_unit
-from milpplan.optimize.records import PlanResult, Regret, ScenarioRegret, SolveOptions, Status, untested_terms
+from milpplan.optimize.records import (
+    ROBUST_GAP,
+    PlanResult,
+    Regret,
+    ScenarioRegret,
+    SolveOptions,
+    Status,
+    solver_work,
+    untested_terms,
+)
 from milpplan.optimize.search.best_first import Search
 from milpplan.optimize.search.simplest import searched_gap, simplest
 from milpplan.optimize.solve import (
@@ -41,7 +50,6 @@ from milpplan.optimize.solve import (
     decide_layouts,
     solve,
     solve_from,
-    solver_work,
     uniform_plans,
 )
 from milpplan.optimize.space.enumerate_layouts import layout_space
@@ -51,8 +59,6 @@ from milpplan.simulation import LayoutColumns, costs_of, simulate
 from milpplan.simulation.scenario_costs import Scenarios
 from milpplan.units import NS_PER_S
 
-ROBUST_GAP: Final = 2e-3
-"""Default tolerance of the proofs: the bounds of the regret are then about twice as far apart at most."""
 FIRST_SHARE: Final = 0.5
 """Share of the time limit for the solves of all scenarios; the rest is for the search over all of them."""
 STARTS: Final = 6

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from pydantic import ValidationError
 
-from milpplan.errors import InvalidInputError, SolverError
+from milpplan.errors import InvalidInputError
 from milpplan.optimize.context import Deadline, SolveContext
 from milpplan.optimize.fewest import FewestSearch
 from milpplan.optimize.layout import LayoutContext, fitted_plan
@@ -23,21 +23,18 @@ from milpplan.optimize.milp.backends import backend as backend_named
 from milpplan.optimize.milp.backends import witnesses
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.objective import (
-    has_one_step_time,
-    objective_per_second,
     objective_weights,
     printed_unit,
     progress_unit,
 )
 from milpplan.optimize.records import (
     DEFAULT_GAP,
-    FastestPlan,
     PlanResult,
     Progress,
     SolveOptions,
-    SolverWork,
-    Status,
     TargetPrice,
+    searched_result,
+    unsearched_result,
     untested_terms,
 )
 from milpplan.optimize.search.best_first import Search
@@ -292,12 +289,13 @@ def solve_from(
         message = NO_MEMORY
     with undisturbed() as signals:
         if search is None:
-            result = _unsearched(problem, context, _generated(starts, options), started)
+            best = _best_start(problem, _generated(starts, options))
+            result = unsearched_result(problem, context, best, started)
         else:
             if message:
                 # The last line of the log must agree with the result.
                 search.note(force=True, tell=False)
-            result = _result(problem, options, search, started, chosen)
+            result = searched_result(problem, options, search, started, chosen)
     return replace(result, message=message or ("Interrupted." if signals else ""))
 
 
@@ -457,120 +455,6 @@ def _tell_incumbent(problem: Problem, context: SolveContext, starts: Sequence[Pl
     best = None if callback is None else _best_start(problem, starts)
     if callback is not None and best is not None:
         callback(Progress(time.monotonic() - started, best[0] * progress_unit(problem), None, None))
-
-
-def _unsearched(problem: Problem, context: SolveContext, starts: Sequence[Plan], started: float) -> PlanResult:
-    """Build the result of a solve that ended before the space was listed: the best start plan, without a bound."""
-    best = _best_start(problem, starts)
-    scale, name = printed_unit(problem)
-    return PlanResult(
-        status="no_solution_found" if best is None else "feasible",
-        problem=problem,
-        plan=None if best is None else best[1],
-        report=None if best is None else best[2],
-        objective_name=name,
-        objective=None if best is None else best[0] * scale,
-        objective_bound=None,
-        lower_bound_s=None,
-        gap=None,
-        rejected={},
-        enumerated=0,
-        layouts=None,
-        log=(),
-        work=solver_work(context, "feasible"),
-        forbid=context.options.forbid,
-        wall_time_s=time.monotonic() - started,
-        details={"usable_memory_bytes": usable_memory_bytes(problem), "least_memory_bytes": None},
-    )
-
-
-def solver_work(context: SolveContext, status: Status) -> SolverWork:
-    """Summarise the work of the solvers."""
-    counters = context.counters
-    versions = context.backend.version() if counters.integer_programs else ""
-    return SolverWork.of(counters, context.options.backend, versions, status)
-
-
-def _result(
-    problem: Problem, options: SolveOptions, search: Search, started: float, chosen: tuple[float, Plan] | None
-) -> PlanResult:
-    """Build the result of a search, whether it was finished or stopped.
-
-    Args:
-        problem: the problem.
-        options: options of the solve.
-        search: the search.
-        started: ``time.monotonic`` at the start.
-        chosen: objective and plan of the result; None: those of the incumbent.
-    """
-    value, plan = chosen or search.best or (None, None)
-    bound = min(search.global_bound(), search.best_value)
-    report = None if plan is None else simulate(problem, plan)
-    # Before the layouts have bounds nothing is proved.
-    gap = None if value is None or bound <= 0 else max(0.0, (value - bound) / value)
-    status = _status(search, options, gap)
-    if report is not None and value is not None:
-        _cross_check(problem, search, report.step_time_ns, plan, value)
-    scale, name = printed_unit(problem)
-    single = has_one_step_time(problem)
-    has_bound = 0 < bound < np.inf
-    return PlanResult(
-        status=status,
-        problem=problem,
-        plan=plan,
-        report=report,
-        objective_name=name,
-        objective=None if value is None else value * scale,
-        objective_bound=bound * scale if has_bound else None,
-        lower_bound_s=bound / objective_per_second(problem) if has_bound and single else None,
-        gap=gap,
-        rejected=dict(search.whole.rejected),
-        enumerated=search.whole.enumerated,
-        layouts=search.prune_record(),
-        log=tuple(search.log),
-        work=solver_work(search.context, status),
-        wall_time_s=time.monotonic() - started,
-        runners_up=tuple(other for known, other in search.offered if other != plan and known >= (value or 0.0)),
-        forbid=options.forbid,
-        details={
-            "usable_memory_bytes": report.usable_memory_bytes if report else usable_memory_bytes(problem),
-            "least_memory_bytes": search.explored.least_memory(),
-            "unavailable": tuple(f"{seen} {do}" for seen, do in search.context.unavailable.items()),
-            # Layouts that the capacity of the search kept in their groups.
-            "num_unexplored": search.explored.closed.closed_below(search.threshold()),
-        },
-        fastest=_fastest(problem, search, value),
-    )
-
-
-def _fastest(problem: Problem, search: Search, value: float | None) -> FastestPlan | None:
-    """Return the incumbent where it is better than the result's plan, which has the objective ``value``."""
-    if search.best is None or value is None or search.best_value >= value:
-        return None
-    plan = search.best[1]
-    return FastestPlan(plan, simulate(problem, plan).step_time_s, 1.0 - search.best_value / value)
-
-
-def _status(search: Search, options: SolveOptions, gap: float | None) -> Status:
-    """Return the status that the search's incumbent, bound and gap justify."""
-    if gap is not None:
-        return "optimal" if gap <= options.gap * (1 + 1e-9) else "feasible"
-    if search.best is not None:
-        return "feasible"
-    return "infeasible" if not np.isfinite(search.global_bound()) else "no_solution_found"
-
-
-def _cross_check(problem: Problem, search: Search, step_time_ns: int, plan: Plan | None, value: float) -> None:
-    """Raise ``SolverError`` where the search and the simulator disagree on the value of the plan."""
-    assert plan is not None
-    assert search.whole.find(plan.layout) is not None
-    weight = float(objective_weights(problem, LayoutColumns.of([plan.layout]))[0][0])
-    if abs(step_time_ns * weight - value) > 1e-9 * value:
-        raise SolverError(
-            f"The search valued the plan at {value}, the simulator at {step_time_ns * weight}.",
-            "They must be the same.",
-            "This is a bug: please report the problem file.",
-        )
 
 
 def decide_layouts(search: Search) -> None:

@@ -12,8 +12,8 @@ from milpplan.cli import checks, interrupts
 from milpplan.cli import options as o
 from milpplan.cli.answer import shown_progress
 from milpplan.cli.arguments import within_range
+from milpplan.cli.commands.solve import SolveWords
 from milpplan.cli.outcome import OF_STATUS, ExitCode, say, show_blocks
-from milpplan.cli.solving import SolveWords
 from milpplan.optimize import SolveOptions
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.milp.block_program import solve_block_program

@@ -28,7 +28,7 @@ from milpplan.errors import InfeasibleError, InvalidInputError
 from milpplan.launchers import target_named
 from milpplan.launchers.targets import restrict
 from milpplan.optimize import SolveOptions, solve_robust
-from milpplan.optimize.robust import ROBUST_GAP
+from milpplan.optimize.records import ROBUST_GAP
 from milpplan.problem import Problem, load_scenarios, parse_json, read_text, validated
 from milpplan.problem.reading import nearest, shown
 from milpplan.reports.answers.tune import play_blocks, tune_blocks, tune_document
