@@ -33,7 +33,7 @@ from milpplan.simulation.layers import (
     trained_parameters,
 )
 from milpplan.simulation.layout_costs import layout_costs
-from milpplan.validation.terms import used_terms
+from milpplan.validation import used_terms
 from tests.amounts import long_but
 from tests.communication.test_messages import free_of_contention, seconds
 from tests.consumers import assert_consumers_agree

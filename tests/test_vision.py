@@ -16,12 +16,12 @@ from milpplan.communication.wires import end_messages
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers import restrict
 from milpplan.problem import DenseMlp, GroupedQueryAttention, LayerRun, Projector, VisionEncoder
-from milpplan.problem.huggingface.config import model_from_config
+from milpplan.problem.huggingface import model_from_config
 from milpplan.simulation import LayoutColumns
 from milpplan.simulation.layers import Part, Phase, embedding_endpoint, mfu, total_parameters, trained_parameters
 from milpplan.simulation.layout_costs import layout_costs
 from milpplan.switching.ownership import model_tensors
-from milpplan.validation.terms import used_terms
+from milpplan.validation import used_terms
 from tests.amounts import long_but
 from tests.communication.test_messages import free_of_contention, seconds
 from tests.consumers import assert_consumers_agree

@@ -1,4 +1,4 @@
-"""Optimiser: read ``solve``, ``result`` and ``context``, then the folders ``search``, ``layout``, ``bounds``."""
+"""Optimiser: read ``solve``, ``records`` and ``context``, then the folders ``search``, ``layout``, ``bounds``."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from milpplan import Layout, Plan, Problem, simulate, traffic
-from milpplan.communication.records import gpus_per_domain, rank_lists
+from milpplan.communication import gpus_per_domain, rank_lists
 from milpplan.communication.traffic import spread
 from milpplan.communication.wires import ALGORITHMS, Algorithm
 from milpplan.errors import InvalidInputError

@@ -8,8 +8,17 @@ import numpy as np
 import pytest
 
 import milpplan
-from milpplan import Plan, PlanResult, SolveOptions, StepReport, simulate, solve, solve_lengths, step_lanes
-from milpplan.communication.records import TrafficReport
+from milpplan import (
+    Plan,
+    PlanResult,
+    SolveOptions,
+    StepReport,
+    TrafficReport,
+    simulate,
+    solve,
+    solve_lengths,
+    step_lanes,
+)
 from milpplan.errors import InvalidInputError
 from milpplan.explain import Candidate, Choice, Explanation, Fewest, choose, fewest_gpus
 from milpplan.lengths import LengthsResult, workload_of

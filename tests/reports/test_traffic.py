@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from milpplan import Layout, TrafficReport, traffic
-from milpplan.communication.records import NodeBlock
+from milpplan.communication import NodeBlock
 from milpplan.errors import InvalidInputError
 from milpplan.reports import terminal_text
 from milpplan.reports.answers import NAMES, traffic_blocks, traffic_document

@@ -7,10 +7,9 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from milpplan import Links, best_order, plan_switch, switch_costs
+from milpplan import Links, SwitchCosts, best_order, plan_switch, switch_costs
 from milpplan.errors import InvalidInputError
 from milpplan.switching.planning import MAX_PLANS, arc_costs, best_circuit, least_switch_s
-from milpplan.switching.records import SwitchCosts
 from tests.small import small_model
 from tests.switching.cases import plan_of
 
