@@ -244,6 +244,8 @@ REFUSED = {
     "mtp_layers": ["--mtp-layers", "1"],
     "vision_tokens": ["--vision-tokens", "256"],
     "image_tokens": ["--image-tokens", "64"],
+    "alignment": ["--alignment", "dpo"],
+    "reference": ["--reference", "none"],
 }
 """Options of ``solve`` that say nothing about lengths."""
 TAKEN = {
@@ -274,7 +276,9 @@ def test_no_option_is_passed_over(lines: Path) -> None:
         code, _, errors = run("--lengths", str(lines), *words)
         assert code == 2, words
         word = words[0].strip("-").split("-")[0]
-        assert {"freeze": "frozen", "mtp": "multi-token prediction"}.get(word, word) in errors.lower(), errors
+        assert {"freeze": "frozen", "mtp": "multi-token prediction", "alignment": "dpo"}.get(
+            word, word
+        ) in errors.lower(), errors
 
 
 @pytest.mark.parametrize(
