@@ -57,9 +57,9 @@ def spread(command: Callable[..., Any]) -> Callable[..., Any]:
     for record in records.values():
         kinds = get_type_hints(record, include_extras=True)
         for field in fields(record):
-            name = field.name
-            option = Parameter(name, Parameter.KEYWORD_ONLY, default=field.default, annotation=kinds[name])
-            parameters.setdefault(name, option)
+            kind, default = kinds[field.name], field.default
+            option = Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            parameters.setdefault(field.name, option)
 
     def run(**values: Any) -> Any:
         return command(**{name: pick(record, values) for name, record in records.items()})

@@ -44,14 +44,7 @@ from milpplan.optimize.records import (
 )
 from milpplan.optimize.search.best_first import Search
 from milpplan.optimize.search.simplest import searched_gap, simplest
-from milpplan.optimize.solve import (
-    NO_MEMORY,
-    check_options,
-    decide_layouts,
-    solve,
-    solve_from,
-    uniform_plans,
-)
+from milpplan.optimize.solve import NO_MEMORY, check_options, decide_layouts, solve, solve_from, uniform_plans
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Plan, Problem, Scenario, default_scenarios, in_scenario
 from milpplan.problem.scenarios import NOMINAL

@@ -22,11 +22,7 @@ from milpplan.optimize.layout import LayoutContext, fitted_plan
 from milpplan.optimize.milp.backends import backend as backend_named
 from milpplan.optimize.milp.backends import witnesses
 from milpplan.optimize.milp.solution import undisturbed
-from milpplan.optimize.objective import (
-    objective_weights,
-    printed_unit,
-    progress_unit,
-)
+from milpplan.optimize.objective import objective_weights, printed_unit, progress_unit
 from milpplan.optimize.records import (
     DEFAULT_GAP,
     PlanResult,

@@ -14,7 +14,8 @@ import numpy as np
 from milpplan.errors import SolverError
 from milpplan.optimize import Status
 from milpplan.optimize.layout.rounding import Choice
-from milpplan.optimize.milp import Backend, Limits, Program
+from milpplan.optimize.milp import Limits, Program
+from milpplan.optimize.milp.backends import Backend
 from milpplan.optimize.milp.backends import backend as backend_named
 from milpplan.optimize.milp.whole_program import MAX_LAYOUTS, LayoutBlock, WholeProgram
 from milpplan.problem import Plan, Problem

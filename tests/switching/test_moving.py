@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from milpplan import Links, Plan, plan_switch
 from milpplan.errors import IllegalPlanError
 from milpplan.simulation import check_plan_of_model
-from milpplan.switching import SENDERS, Senders
 from milpplan.switching.ownership import WHATS, ShardRules, What, ownership
-from milpplan.switching.planning import boxes_of_ranks, held_of, move
+from milpplan.switching.planning import SENDERS, Senders, boxes_of_ranks, held_of, move
 from tests.amounts import few_or_many
 from tests.switching.cases import mixed_model, plans
 

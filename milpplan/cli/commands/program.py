@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -33,19 +33,12 @@ EXAMPLES: Final = (
         "llama3-70b dgx-h100 --gpus 512 --global-batch 512 --space uniform -o plan.lp",
     ),
 )
-NOT_ASKED: Final[dict[str, Any]] = {
-    "price": None,
+NOT_ASKED: Final[dict[str, Any]] = {field.name: field.default for field in fields(SolveWords)} | {
     "price_limit": 0.0,
     "method": "program",
     "fastest": True,
-    "check_ends": False,
-    "robust": False,
-    "scenarios": None,
-    "verbose": False,
-    "progress": False,
-    "as_json": False,
 }
-"""Words of ``solve`` that say nothing about the program."""
+"""Values of ``solve``'s options that are no options of the program."""
 
 
 def program(

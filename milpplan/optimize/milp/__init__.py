@@ -13,15 +13,7 @@ if TYPE_CHECKING:
     from milpplan.optimize.milp.degrees import DEGREES, Degrees, exponents, primes_of
     from milpplan.optimize.milp.linear_relaxation import Relaxation, RelaxationSolution
     from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, IntArray, Program, ProgramBuilder, Rows
-    from milpplan.optimize.milp.solution import (
-        Backend,
-        Limits,
-        Solution,
-        Status,
-        check_solution,
-        checked_solve,
-        violations,
-    )
+    from milpplan.optimize.milp.solution import Limits, Solution, Status, check_solution, checked_solve, violations
     from milpplan.optimize.milp.write_program import portable_names, write_lp, write_mps
 else:
     __getattr__ = lazy_exports(__name__, __file__)
