@@ -246,6 +246,10 @@ REFUSED = {
     "image_tokens": ["--image-tokens", "64"],
     "alignment": ["--alignment", "dpo"],
     "reference": ["--reference", "none"],
+    "rollout_seconds": ["--rollout-seconds", "5"],
+    "rollout_tokens_per_s": ["--rollout-tokens-per-s", "5"],
+    "rollout_memory": ["--rollout-memory", "5"],
+    "rollout_apart": ["--rollout-apart"],
 }
 """Options of ``solve`` that say nothing about lengths."""
 TAKEN = {
