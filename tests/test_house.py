@@ -6,14 +6,14 @@ from benchmarks.house import static_measures
 
 LIMITS = {
     "modules": 371,
-    "lines": 105_050,
+    "lines": 105_040,
     "files in the largest folder": 13,
     "import circles": 0,
     "docstrings that open with What, Whether, The same, More or How": 2,
     "words of README.md": 1_000,
     "words of docs": 32_000,
     "words of CHANGELOG.md": 600,
-    "internal modules that tests import": 120,
+    "internal modules that tests import": 116,
 }
 """Lower a limit when the measure falls; raise it only in a commit that says why."""
 

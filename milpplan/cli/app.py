@@ -106,8 +106,7 @@ def function_of(name: str) -> str:
 
 def load_command(name: str) -> Any:
     """Import a command, and build the click command that reads its words."""
-    from milpplan.cli.command import Command
-    from milpplan.cli.options import spread
+    from milpplan.cli.command import Command, spread
 
     function = function_of(name)
     module = import_module(f"milpplan.cli.commands.{function}")

@@ -1,12 +1,14 @@
-"""Parts that all commands share: sections and examples in their help, and outputs that never replace their
-inputs."""
+"""Parts that all commands share: options as fields of a dataclass, sections and examples in their help, and
+outputs that never replace their inputs."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar, get_type_hints
 
 from typer.core import TyperCommand
 
@@ -14,6 +16,7 @@ from milpplan.cli import options as o
 from milpplan.errors import InvalidInputError
 from milpplan.problem.reading import shown
 
+Picked = TypeVar("Picked")
 WRITTEN: Final = ("out", "html", "trace", "report", "raw", "plot")
 """Parameters that name what a command writes."""
 MAY_BE_REPLACED: Final = ("warm_start",)
@@ -24,6 +27,41 @@ MOVED: Final = {"solve": o.LENGTHS}
 """Sections that a command's help leaves out, because another command has taken their options over."""
 TOGETHER: Final = re.compile(r"(?:-\S+|>) [^-]\S*|\S+")
 """Pattern of a word, or of an option with its value."""
+
+
+def pick(record: type[Picked], parameters: Mapping[str, Any]) -> Picked:
+    """Build a dataclass of the parameters of a command that have the names of its fields."""
+    return record(**{field.name: parameters[field.name] for field in fields(record)})  # type: ignore[arg-type]
+
+
+def spread(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace the dataclasses among a command's parameters by their fields.
+
+    Args:
+        command: A command, each of whose parameters is a dataclass of arguments and options, or none is.
+
+    Returns:
+        A function with one keyword parameter for each field. A field that two dataclasses share comes once.
+    """
+    hints = get_type_hints(command)
+    records = {name: kind for name, kind in hints.items() if isinstance(kind, type) and is_dataclass(kind)}
+    if not records:
+        return command
+    parameters: dict[str, Parameter] = {}
+    for record in records.values():
+        kinds = get_type_hints(record, include_extras=True)
+        for field in fields(record):
+            kind, default = kinds[field.name], field.default
+            option = Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            parameters.setdefault(field.name, option)
+
+    def run(**values: Any) -> Any:
+        return command(**{name: pick(record, values) for name, record in records.items()})
+
+    run.__doc__ = command.__doc__
+    run.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
+    run.__signature__ = Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    return run
 
 
 class Command(TyperCommand):

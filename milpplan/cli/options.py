@@ -5,11 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
-from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar, get_type_hints
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -30,44 +27,8 @@ LAUNCHERS: Final = (
 )
 """Launchers, as the help shows them."""
 
-Picked = TypeVar("Picked")
 ASIDE: Final = ("job", "help")
 """Options that a job file cannot give."""
-
-
-def pick(record: type[Picked], parameters: Mapping[str, Any]) -> Picked:
-    """Build a dataclass of the parameters of a command that have the names of its fields."""
-    return record(**{field.name: parameters[field.name] for field in fields(record)})  # type: ignore[arg-type]
-
-
-def spread(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace the dataclasses among a command's parameters by their fields.
-
-    Args:
-        command: A command, each of whose parameters is a dataclass of arguments and options, or none is.
-
-    Returns:
-        A function with one keyword parameter for each field. A field that two dataclasses share comes once.
-    """
-    hints = get_type_hints(command)
-    records = {name: kind for name, kind in hints.items() if isinstance(kind, type) and is_dataclass(kind)}
-    if not records:
-        return command
-    parameters: dict[str, Parameter] = {}
-    for record in records.values():
-        kinds = get_type_hints(record, include_extras=True)
-        for field in fields(record):
-            kind, default = kinds[field.name], field.default
-            option = Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-            parameters.setdefault(field.name, option)
-
-    def run(**values: Any) -> Any:
-        return command(**{name: pick(record, values) for name, record in records.items()})
-
-    run.__doc__ = command.__doc__
-    run.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
-    run.__signature__ = Signature(list(parameters.values()))  # type: ignore[attr-defined]
-    return run
 
 
 def models_like(incomplete: str) -> list[str]:

@@ -12,6 +12,7 @@ from milpplan.cli import checks, interrupts
 from milpplan.cli import options as o
 from milpplan.cli.answer import shown_progress
 from milpplan.cli.arguments import within_range
+from milpplan.cli.command import pick
 from milpplan.cli.commands.solve import SolveWords
 from milpplan.cli.outcome import OF_STATUS, ExitCode, say, show_blocks
 from milpplan.optimize import SolveOptions
@@ -98,7 +99,7 @@ def program(
     warm_start: o.WarmStart = None,
 ) -> ExitCode:
     """Write the answer of a problem as one integer program: degrees, divisibility, memory, critical paths."""
-    words = o.pick(SolveWords, {**NOT_ASKED, **locals()})
+    words = pick(SolveWords, {**NOT_ASKED, **locals()})
     file = checks.program_file(words.out, "--out")
     checks.positive(words.time_limit, "--time-limit", "number of seconds")
     problem = words.problem(words.hardware)

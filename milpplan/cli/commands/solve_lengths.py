@@ -9,6 +9,7 @@ from typing import Any, Final
 from milpplan.cli import checks, interrupts
 from milpplan.cli import options as o
 from milpplan.cli.arguments import problem_of, within_range
+from milpplan.cli.command import pick
 from milpplan.cli.length_options import LengthOptions, are_asked
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show_blocks
 from milpplan.errors import InvalidInputError
@@ -81,7 +82,7 @@ def solve_lengths(
 ) -> ExitCode:
     """Find the best step for sequences of several lengths: which strategies run which sequences, in turn or side
     by side, with a proved bound."""
-    asked = o.pick(LengthOptions, locals())
+    asked = pick(LengthOptions, locals())
     if not are_asked(asked):
         raise InvalidInputError("There is no file of lengths.", "Expected --lengths FILE.", "Add --lengths FILE.")
     described = {
