@@ -242,6 +242,8 @@ REFUSED = {
     "lora_modules": ["--lora-modules", "q_proj"],
     "freeze": ["--freeze", "embedding"],
     "mtp_layers": ["--mtp-layers", "1"],
+    "optimizer": ["--optimizer", "muon"],
+    "muon_tp_mode": ["--muon-tp-mode", "blockwise"],
     "vision_tokens": ["--vision-tokens", "256"],
     "image_tokens": ["--image-tokens", "64"],
     "alignment": ["--alignment", "dpo"],

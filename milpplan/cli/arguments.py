@@ -256,8 +256,7 @@ def problem_of(
         frozen=tuple(dict.fromkeys(choice(name, "--freeze", FROZEN_PARTS) for name in job.get("freeze") or ())),
         mtp_layers=job.get("mtp_layers") or 0,
         alignment=_alignment(job.get("alignment"), job.get("reference")),
-        optimizer=choice(job.get("optimizer") or OPTIMIZERS[0], "--optimizer", OPTIMIZERS),
-        muon_tp_mode=choice(job.get("muon_tp_mode") or MUON_TP_MODES[0], "--muon-tp-mode", MUON_TP_MODES),
+        **_optimizer(job.get("optimizer") or OPTIMIZERS[0], job.get("muon_tp_mode")),
     )
     asked = _with_rollout(asked, job)
     check_size(asked)
@@ -289,6 +288,25 @@ def _lora(model: ModelSpec, rank: int | None, modules: str | None) -> dict[str, 
     return {
         "rank": rank,
         "modules": tuple(choice(name.strip(), "--lora-modules", known) for name in modules.split(",")),
+    }
+
+
+def _optimizer(name: str, mode: str | None) -> dict[str, str]:
+    """Read ``--optimizer`` and ``--muon-tp-mode``.
+
+    Raises:
+        InvalidInputError: a mode of Muon without Muon.
+    """
+    if mode is not None and name != "muon":
+        raise InvalidInputError(
+            f"--muon-tp-mode is {shown(mode)}, and the optimizer is {shown(name)}.",
+            "Expected the optimizer that has the mode.",
+            "Add --optimizer muon, or leave --muon-tp-mode out.",
+        )
+    chosen = choice(name, "--optimizer", OPTIMIZERS)
+    return {
+        "optimizer": chosen,
+        "muon_tp_mode": choice(mode or MUON_TP_MODES[0], "--muon-tp-mode", MUON_TP_MODES),
     }
 
 

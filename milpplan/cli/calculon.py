@@ -100,7 +100,6 @@ def _refuse_beside(named: Mapping[str, str | None], job: Mapping[str, Any]) -> N
         "mtp_layers": 0,
         "rollout_apart": False,
         "optimizer": "adam",
-        "muon_tp_mode": "duplicated",
     }
     options = {"kind": "--inference"}
     said = [name for name in FROM_FILES if job[name] != defaults.get(name)]

@@ -223,11 +223,12 @@ Optimizer = Annotated[
     typer.Option("--optimizer", metavar="adam|muon", help="Rule of the update.", rich_help_panel=JOB),
 ]
 MuonTpMode = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--muon-tp-mode",
         metavar="duplicated|distributed|blockwise",
         help="Muon's work on matrices that tensor parallelism divides, as in Megatron-LM.",
+        show_default="duplicated",
         rich_help_panel=JOB,
     ),
 ]

@@ -60,7 +60,7 @@ def min_gpus(
     freeze: o.Freeze = None,
     mtp_layers: o.MtpLayers = 0,
     optimizer: o.Optimizer = "adam",
-    muon_tp_mode: o.MuonTpMode = "duplicated",
+    muon_tp_mode: o.MuonTpMode = None,
     vision_tokens: o.VisionTokens = None,
     image_tokens: o.ImageTokens = None,
     alignment: o.AlignmentName = None,
