@@ -134,7 +134,7 @@ def test_the_help_of_the_program_has_sections() -> None:
         assert [line.split()[0] for line in part.splitlines() if line[2:3].strip()] == list(names)
 
 
-LENGTHS = ("llama3-8b", "dgx-h100", "--gpus", "8", "--fix", "tp=2,pp=1", "--gap", "0.1", "--workers", "1")
+LENGTHS = ("llama3-8b", "dgx-h100", "--gpus", "8", "--fix", "tp=2,pp=1", "--gap", "0.1")
 
 
 def test_lengths_have_a_command_of_their_own(tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ def test_every_way_to_split_layers(flag: str, layers: list[int] | None) -> None:
         ("--bf16 --rampup-batch-size 32 32 1000", "rampup-batch-size"),
         ("--bf16 --optimizer-cpu-offload --use-precision-aware-optimizer", "optimizer-cpu-offload"),
         ("--bf16 --cpu-offloading-num-layers 4", "cpu-offloading"),
-        ("--bf16 --optimizer muon", "--optimizer is muon"),
+        ("--bf16 --optimizer lion", "--optimizer is lion"),
         ("--lr 1", "fp32"),
         ("--bf16 --recompute-granularity selective", "core_attn"),
         ("--bf16 --recompute-granularity full --recompute-method uniform --recompute-num-layers 4", "every 4th"),

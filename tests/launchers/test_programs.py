@@ -661,7 +661,12 @@ def test_plans_come_back_from_the_scripts_of_programs(target: str, model: str) -
         ("slime", "qwen3-32b", {"dp": 16, "zero_stage": 3}, "Megatron-FSDP"),
         ("slime", "qwen3-32b", {"dp": 16}, "always has the distributed optimizer"),
         ("slime", "gpt3-175b", {"tp": 8, "pp": 2}, "learned positions"),
-        ("slime", "gpt-oss-120b", {"cp": 2, "dp": 8, "zero_stage": 1}, "neither sliding windows nor sinks"),
+        (
+            "slime",
+            "gpt-oss-120b",
+            {"cp": 2, "dp": 8, "zero_stage": 1},
+            "sliding windows and sinks with all-to-alls alone",
+        ),
         ("ms-swift", "qwen3-32b", {"cp": 2, "ulysses": 2, "dp": 8, "zero_stage": 1}, "all-to-all"),
         ("ms-swift", "qwen3-32b", {"dp": 16, "dp_replicate": 2, "zero_stage": 1}, "hybrid sharding"),
         ("ms-swift", "mistral-7b", {"dp": 16, "zero_stage": 1}, "sliding windows"),

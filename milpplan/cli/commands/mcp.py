@@ -19,7 +19,7 @@ import typer
 from pydantic import TypeAdapter
 
 from milpplan.cli.app import COMMANDS, function_of, load_command
-from milpplan.cli.command import MOVED, WRITTEN
+from milpplan.cli.command import MOVED, WRITTEN, spread
 from milpplan.cli.outcome import ExitCode
 from milpplan.errors import InvalidInputError
 from milpplan.version import __version__
@@ -97,7 +97,7 @@ def parameters_of(name: str, allow_write: bool) -> dict[str, Any]:
 def input_schema(name: str, allow_write: bool) -> dict[str, Any]:
     """Make the JSON Schema of a tool's arguments from the types of the command's function."""
     function = function_of(name)
-    types = get_type_hints(getattr(import_module(f"milpplan.cli.commands.{function}"), function))
+    types = get_type_hints(spread(getattr(import_module(f"milpplan.cli.commands.{function}"), function)))
     properties, required = {}, []
     for key, parameter in parameters_of(name, allow_write).items():
         meaning = " ".join(filter(None, (parameter.help, parameter.metavar and f"({parameter.metavar})")))
