@@ -1,1 +1,1 @@
-"""Launcher Accelerate: FSDP2 or unsharded replicas under Transformers' trainer."""
+"""Launchers Accelerate, TRL, LLaMA-Factory and axolotl: Transformers' trainer with FSDP2."""

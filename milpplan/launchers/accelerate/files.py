@@ -6,8 +6,8 @@ trainer: transformers 5.24.0, training_args.py and examples/pytorch/language-mod
 trainer/sft_config.py, trainer/model_config.py and scripts/utils.py; with names of older releases. All of them are
 in ``accelerate_keys.json``.
 
-``Run`` is a plan as Accelerate's settings, and back: FSDP2 over the data- and context-parallel ranks, or unsharded
-replicas.
+``settings_of`` writes a plan as Accelerate's settings: FSDP2 over the data- and context-parallel ranks, or one GPU.
+``plan_of`` reads settings, also those of replicas without shards.
 
 ``FSDP2`` and ``ACCELERATE`` declare the layouts that Accelerate can run.
 
@@ -332,7 +332,7 @@ GATHERS = "allgather"
 def settings_of(plan: Plan, num_nodes: int, sequence_length: int) -> dict[str, Any]:
     """Write a plan as Accelerate's settings and the trainer's numbers."""
     layout = plan.layout
-    kind = "FSDP" if layout.zero_stage else "MULTI_GPU" if layout.num_gpus > 1 else "NO"
+    kind = "FSDP" if layout.zero_stage else "NO"
     settings: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": kind,

@@ -431,7 +431,7 @@ def _launch(
     """
     layout, refusals = plan.layout, plan_refusals(capability, problem, plan, num_replicas=1)
     refuse(capability.name, [*_problem_refusals(problem), *refusals])
-    kind = "FSDP" if layout.zero_stage else "DDP"
+    kind = "FSDP" if layout.zero_stage else "NO"
     shards = layout.dp // layout.dp_replicate if layout.zero_stage else 1
     sizes = {"dp_replicate": layout.dp // shards, "dp_shard": shards, "cp": layout.cp, "tp": layout.tp}
     check_sizes(kind, sizes, layout.num_gpus)
