@@ -27,12 +27,11 @@ import numpy as np
 from milpplan.problem import LayerRun, Problem
 from milpplan.simulation.layers.kernels import gemm_s
 from milpplan.simulation.layers.parameters import Matrix, hidden_matrices
-from milpplan.simulation.layers.shard import BF16_BYTES
+from milpplan.simulation.layers.shard import BF16_BYTES, FP32_BYTES
 from milpplan.simulation.layout_columns import FloatArray, LayoutColumns
 from milpplan.simulation.network import RankGroup, collectives, placement
 
 ITERATIONS = 5
-FP32_BYTES = 4
 UPDATE_BYTES = 28
 """Bytes of memory traffic per parameter of the orthogonalization without its products: the momentum is written for
 it (4), normalized (8), rounded to bf16 (6) and back (6), and the result is read (4). Source: muon_utils.py."""

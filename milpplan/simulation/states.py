@@ -15,13 +15,12 @@ from milpplan.simulation.bulk.cache_keys import STATE_KEYS
 from milpplan.simulation.layers import adapter_parameters, layer_parameters, mtp_projection_parameters
 from milpplan.simulation.layers.embedding_and_head import Endpoint
 from milpplan.simulation.layers.parameters import Matrix, encoder_parameters
-from milpplan.simulation.layers.shard import BF16_BYTES
+from milpplan.simulation.layers.shard import BF16_BYTES, FP32_BYTES
 from milpplan.simulation.layers.vision import encoder_tp
 from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray, LayoutColumns, unique_rows
 from milpplan.simulation.muon import MatrixUpdates, matrix_updates
 from milpplan.simulation.network import RankGroup, call_s, collectives, placement
 
-FP32_BYTES = 4
 MOMENT_BYTES = 4
 """Bytes of a second moment, which Adam has and Muon has not."""
 STATE_OFFLOADS = ("offload_weights", "offload_optimizer")

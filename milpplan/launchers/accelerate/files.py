@@ -6,7 +6,7 @@ trainer: transformers 5.24.0, training_args.py and examples/pytorch/language-mod
 trainer/sft_config.py, trainer/model_config.py and scripts/utils.py; with names of older releases. All of them are
 in ``accelerate_keys.json``.
 
-``settings_of`` writes a plan as Accelerate's settings: FSDP2 over the data- and context-parallel ranks, or one GPU.
+``settings_of`` writes a plan as Accelerate's settings: FSDP2 over the data- and context-parallel ranks, or a GPU.
 ``plan_of`` reads settings, also those of replicas without shards.
 
 ``FSDP2`` and ``ACCELERATE`` declare the layouts that Accelerate can run.
