@@ -20,7 +20,7 @@ from tests.calibration.test_gemm_table import products
 from tests.calibration.test_nccl import log
 from tests.calibration.test_overlays import overlay
 from tests.calibration.test_training_logs import MEGATRON
-from tests.test_cli import refused, run
+from tests.cli.test_cli import refused, run
 
 SMALL = ["--gpus", "16", "--global-batch", "32", "--space", "uniform"]
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from milpplan.calibration import Trial, TrialModel, best_trial
 from milpplan.cli.app import app
 from tests.calibration.test_training_logs import MEGATRON
-from tests.test_cli_command import refused
+from tests.cli.test_command import refused
 
 WORDS = (
     *("tune", "llama3-8b", "dgx-h100", "--gpus", "64", "--global-batch", "256"),

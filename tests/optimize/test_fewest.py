@@ -15,8 +15,8 @@ from milpplan.optimize import solve as planner
 from milpplan.problem import Range
 from milpplan.reports.answers import FewestDocument
 from tests.amounts import first
+from tests.cli.test_cli import run
 from tests.optimize.problems import random_problem
-from tests.test_cli import run
 
 COUNTS = Range(minimum=1, maximum=8)
 

@@ -28,11 +28,11 @@ from milpplan.problem import (
 )
 from milpplan.simulation import TimeScale, usable_memory_bytes
 from tests.amounts import first, long_but
+from tests.cli.test_cli import refused, run
 from tests.optimize.brute_force import costed_layouts, weight
 from tests.optimize.mixed_problems import mixed_problem
 from tests.optimize.problems import random_problem
 from tests.small import small_problem
-from tests.test_cli import refused, run
 
 GAP = 1e-5
 

@@ -14,8 +14,8 @@ from milpplan.cli.commands import profile as command
 from milpplan.profiling import records
 from milpplan.profiling.records import Measurements, read_raw, write_raw
 from milpplan.profiling.sweep import measure
+from tests.cli.test_cli import refused, run
 from tests.profiling.cases import BASE, few_tasks, synthetic
-from tests.test_cli import refused, run
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import pytest
 from milpplan import load_hardware
 from milpplan.profiling.overlay import layers_cost
 from milpplan.profiling.records import MODES, Attention, Copy, Exchange, Layers, MeasurementError, Product, Traffic
+from tests.cli.test_cli import run
 from tests.profiling.cases import BASE
-from tests.test_cli import run
 
 torch = pytest.importorskip("torch")
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.studies.grid import Study, cells, num_cells, read_study, study_of
 from tests.amounts import few_or_many
+from tests.cli.test_fuzz import JUNK, place
 from tests.studies.cases import QUICK, study, tree
-from tests.test_cli_fuzz import JUNK, place
 
 
 def test_toml_and_record_are_the_same() -> None:

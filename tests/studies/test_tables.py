@@ -29,9 +29,9 @@ from milpplan.studies import (
 )
 from milpplan.studies.grid import Grid, Study, WhatIf
 from milpplan.units import gpu_hours
+from tests.cli.test_cli import run
 from tests.studies.cases import study
 from tests.studies.test_running import reference
-from tests.test_cli import run
 
 
 def test_gpu_hours_of_a_published_run() -> None:

@@ -32,11 +32,11 @@ from milpplan.reports.documents import (
 )
 from tests.amounts import long_but
 from tests.calibration.test_overlays import overlay
+from tests.cli.test_cli import run
 from tests.optimize.mixed_problems import mixed_problem
 from tests.optimize.problems import random_problem
 from tests.optimize.replica_problems import replica_problem
 from tests.small import small_problem
-from tests.test_cli import run
 
 SMALL = ("solve", "llama3-8b", "dgx-h100", "--gpus", "16", "--global-batch", "16")
 FREE = frozenset(field for fields, _ in NOT_CERTIFIED for field in fields)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from milpplan.cli import outcome
 from milpplan.cli.app import COMMANDS, app, load_command
 from milpplan.cli.command import MOVED
-from tests.test_cli import refused, run
+from tests.cli.test_cli import refused, run
 
 LINES = 25
 """Maximum of the first screen."""

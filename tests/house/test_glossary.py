@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.house import modules, tree
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"^\| (.+?) \| (.+?) \| (.+?) \|$", re.MULTILINE)
 ROWS = ROW.findall((ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"))[1:]
 

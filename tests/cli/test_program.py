@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_cli import SOLVE, refused, run
+from tests.cli.test_cli import SOLVE, refused, run
 
 WORDS = SOLVE[1:]
 

@@ -17,11 +17,11 @@ from milpplan.cli.app import app
 from milpplan.errors import MilpplanError
 from milpplan.problem.calculon.translation import calculon_run, notes, read_calculon
 from milpplan.reports.documents import ResultDocument, SimulationDocument
+from tests.cli.test_fuzz import FUZZ, changed, ends_well
 from tests.launchers.test_fuzz import JUNK, WORD
 from tests.refusals import in_three_parts
-from tests.test_cli_fuzz import FUZZ, changed, ends_well
 
-DATA = Path(__file__).parent / "data" / "calculon"
+DATA = Path(__file__).parents[1] / "data" / "calculon"
 PATHS = tuple(DATA / f"{name}.json" for name in ("model", "execution", "system"))
 FILES = ["--calculon", *map(str, PATHS)]
 

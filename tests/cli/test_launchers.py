@@ -16,13 +16,13 @@ from milpplan import fixed, solve
 from milpplan.cli import arguments
 from milpplan.cli.app import app
 from milpplan.reports.documents import PlanFile, document_text, plan_document
+from tests.cli.test_traffic import JOB
 from tests.launchers.cases import llama_uneven, round_trip
 from tests.launchers.test_deepspeed import llama as llama_of_deepspeed
 from tests.launchers.test_nanotron import llama as llama_of_nanotron
 from tests.launchers.torchtitan_cases import qwen_sharded
 from tests.simulation.cases import random_plan
 from tests.small import small_problem
-from tests.test_cli_traffic import JOB
 
 CONFIGURED = {
     "torchtitan": (qwen_sharded, ("torchtitan_plan.py",)),

@@ -12,7 +12,7 @@ from benchmarks import calculon_growth as sut
 from benchmarks.calculon_growth_figure import growth_figure
 from benchmarks.calculon_space import Cost
 
-SAVED = Path(__file__).parents[1] / "benchmarks" / "data" / "calculon_growth.json"
+SAVED = Path(__file__).parents[2] / "benchmarks" / "data" / "calculon_growth.json"
 
 
 def point(procs: int, ours_s: float, estimated: int, legal: int) -> sut.Point:

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from milpplan.cli.app import app
-from tests.test_cli import refused, run
+from tests.cli.test_cli import refused, run
 
 
 def initialised(path: Path, answers: list[str], *words: str) -> Result:

@@ -9,7 +9,7 @@ import pytest
 
 from milpplan.cli.outcome import beyond_numbers
 from milpplan.reports.answers import ChoiceDocument, FewestDocument
-from tests.test_cli import refused, run
+from tests.cli.test_cli import refused, run
 
 JOB = ["--global-batch", "64", "--space", "uniform"]
 

@@ -15,9 +15,9 @@ from milpplan import Links, Problem, plan_switch
 from milpplan.cli.app import app
 from milpplan.problem import Job
 from milpplan.reports.documents import PlanFile, document_text, plan_document
+from tests.cli.test_fuzz import FUZZ, changed, ends_well, plan_tree
 from tests.small import small_problem
 from tests.switching.cases import plan_of
-from tests.test_cli_fuzz import FUZZ, changed, ends_well, plan_tree
 
 
 def run(*words: object) -> Result:

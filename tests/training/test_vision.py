@@ -31,7 +31,7 @@ from tests.simulation.cases import even_plan, ideal_hardware, problem_of, random
 from tests.simulation.cases import random_problem as real_problem
 from tests.simulation.test_bulk import switched, with_host
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 QWEN_ENCODER = 576_388_336
 """``model.visual`` of Qwen3-VL 8B and 235B in transformers 5.24.0: patches 1,770,624, positions 2,654,208, layers
 411,466,608, mergers 40,119,040 and 120,377,856."""

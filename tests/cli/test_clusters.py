@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_cli import refused, run
+from tests.cli.test_cli import refused, run
 
 CLUSTER = "dgx-a100-80:16+dgx-h100:16"
 SOLVE = [

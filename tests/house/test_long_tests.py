@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import OUTCOMES
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CASES = """
 import pytest
 

@@ -21,9 +21,9 @@ from milpplan.optimize.bounds import uniform_plan
 from milpplan.reports.answers import Failed, GapDocument, Judged, gap_document, layout_fates
 from milpplan.reports.documents import PlanFile, document_text, plan_document, read_plan
 from milpplan.reports.html.charts import fates_chart
+from tests.cli.test_calculon import FILES, PATHS
+from tests.cli.test_fuzz import FUZZ, changed, ends_well, plan_tree
 from tests.small import small_hardware, small_problem
-from tests.test_cli_calculon import FILES, PATHS
-from tests.test_cli_fuzz import FUZZ, changed, ends_well, plan_tree
 
 FAST = ("--space", "uniform", "--time-limit", "20")
 

@@ -26,12 +26,12 @@ from milpplan.plugins import PluginError
 from milpplan.problem import TP_OVERLAPS, LayerRun, hardware_names
 from milpplan.simulation import FloatArray, LayoutColumns
 from milpplan.simulation.layers import layer_seconds
+from tests.cli.test_cli import refused, run
 from tests.optimize.brute_force import brute_force, naive_layouts, weight
 from tests.optimize.problems import random_problem
-from tests.test_cli import refused, run
 
 Offer = Callable[[str, str, str], None]
-EXAMPLE = Path(__file__).parents[1] / "examples" / "plugins"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "plugins"
 
 
 @pytest.fixture(scope="module")

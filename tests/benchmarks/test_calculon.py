@@ -19,7 +19,7 @@ from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Problem
 from milpplan.problem.calculon.translation import calculon_run
 
-DATA = Path(__file__).parent / "data" / "calculon"
+DATA = Path(__file__).parents[1] / "data" / "calculon"
 
 
 def tree(name: str) -> dict[str, Any]:

@@ -23,9 +23,9 @@ from milpplan.reports.documents import (
     result_document,
     sealed,
 )
+from tests.cli.test_cli import SOLVE, refused, run
 from tests.optimize.problems import random_problem
 from tests.small import small_problem
-from tests.test_cli import SOLVE, refused, run
 
 
 @pytest.fixture(scope="module")
