@@ -22,7 +22,7 @@ from benchmarks.calculon_side import PLAIN, Checkout, Tree, files_of, load, with
 from benchmarks.tables import markdown_table
 from milpplan import Plan, Problem, load_hardware, simulate
 from milpplan.problem.calculon.translation import calculon_run
-from milpplan.simulation.layers.terms import Phase
+from milpplan.simulation.layers.shard import Phase
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.layout_costs import layout_costs
 from milpplan.units import NS_PER_S, percent_text

@@ -21,7 +21,7 @@ from milpplan import Layout, Plan, Problem, Space, simulate
 from milpplan.problem.calculon.system import CalculonExecution, CalculonModel, CalculonSystem
 from milpplan.problem.calculon.translation import SWITCHES, CalculonFiles, calculon_problem
 from milpplan.problem.reading import validated
-from milpplan.simulation.layers.terms import Part, Phase
+from milpplan.simulation.layers.shard import Part, Phase
 from milpplan.simulation.layout_columns import LayoutColumns
 from milpplan.simulation.layout_costs import layout_costs
 from milpplan.units import GIB, NS_PER_S

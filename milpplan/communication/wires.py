@@ -33,8 +33,8 @@ from milpplan.problem.model import Attention, LinearModule
 from milpplan.simulation import BoolArray, FloatArray, IntArray, LayoutColumns, LocalParameters, states
 from milpplan.simulation.layers import Shard, padded_vocab_size, widths
 from milpplan.simulation.layers.embedding_and_head import copied_embedding
+from milpplan.simulation.layers.kernels import BF16_BYTES, FP32_BYTES
 from milpplan.simulation.layers.layer_time import exchanged_bytes
-from milpplan.simulation.layers.shard import BF16_BYTES, FP32_BYTES
 from milpplan.simulation.layers.sparse_attention import gathered_key_width, indexer_input_bytes, selected_keys
 from milpplan.simulation.layers.vision import encoder_columns, encoder_problem
 from milpplan.simulation.muon import MatrixUpdates

@@ -32,7 +32,7 @@ from milpplan.simulation import (
     rank_memory,
     usable_memory_bytes,
 )
-from milpplan.simulation.layers.cost_models import has_own_times
+from milpplan.simulation.layers.layer_time import has_own_times
 from milpplan.simulation.layout_costs import layout_costs
 from milpplan.simulation.report import StageMemory
 from milpplan.simulation.states import grad_bytes

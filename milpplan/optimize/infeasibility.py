@@ -25,7 +25,7 @@ from milpplan.optimize.space.rules import HYBRID_SHARDING_RULES, PIPELINE_SHARDI
 from milpplan.problem import Job, Layout, Problem, Range, Space
 from milpplan.problem.problem import NOT_LISTS
 from milpplan.simulation import capacities_bytes, cluster_costs, usable_memory_bytes
-from milpplan.simulation.bulk import OFFLOADS
+from milpplan.simulation.layout_columns import OFFLOADS
 from milpplan.units import NS_PER_S, counted, gib_text, seconds_text
 
 Forbidden = tuple[Mapping[str, object], ...]

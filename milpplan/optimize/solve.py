@@ -51,8 +51,7 @@ from milpplan.simulation import (
     simulate,
     usable_memory_bytes,
 )
-from milpplan.simulation.bulk import OFFLOADS
-from milpplan.simulation.layout_columns import DEFAULTS
+from milpplan.simulation.layout_columns import DEFAULTS, OFFLOADS
 from milpplan.simulation.pipeline.step_graph import CriticalPath
 from milpplan.simulation.scenario_costs import Scenarios
 

@@ -13,6 +13,8 @@ from milpplan.library import lazy_exports
 
 if TYPE_CHECKING:
     from milpplan.simulation.layout_columns import (
+        LAYER_KEYS,
+        OFFLOADS,
         BoolArray,
         FloatArray,
         IntArray,
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
         CostTable,
         LayoutCosts,
         capacities_bytes,
+        distinct_layers,
         host_capacity_bytes,
         layer_durations_ns,
         step_overhead_ns,

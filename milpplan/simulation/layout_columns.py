@@ -33,6 +33,19 @@ WORDS: dict[str, tuple[str, ...]] = {"schedule": SCHEDULES, "tp_overlap": TP_OVE
 """Fields of a layout that are words; a column holds the index of the word."""
 DEFAULTS = {name: field.default for name, field in Layout.model_fields.items() if not field.is_required()}
 SWITCHES = frozenset(name for name, default in DEFAULTS.items() if isinstance(default, bool))
+LAYER_KEYS = (
+    *("tp", "cp", "ep", "etp", "micro_batch_size", "sequence_parallel", "tp_overlap", "gather_again"),
+    *("ulysses", "split_backward", "recompute_vision"),
+)
+STATE_KEYS = ("tp", "cp", "ep", "etp", "dp", "zero_stage", "dp_replicate")
+OFFLOADS = ("offload_weights", "offload_activations", "offload_optimizer")
+COST_KEYS = (
+    *(*STATE_KEYS, "pp", "micro_batch_size", "sequence_parallel"),
+    *("tp_overlap", "pp_scatter_gather", "gather_again", "recompute_vision", "ulysses", *OFFLOADS),
+    *("backward_form", "ends_meet"),
+)
+"""Fields of a layout that its constants depend on; the other fields only combine the constants. If some layouts
+have another order of ranks than the first order, ``distinct`` adds the fields that the strides depend on."""
 _SPLITS = np.array([schedule in SPLIT_SCHEDULES for schedule in SCHEDULES])
 _PAIRS = np.array([schedule in PAIRED_SCHEDULES for schedule in SCHEDULES])
 _TURNS = np.array([schedule in V_SCHEDULES for schedule in SCHEDULES])
@@ -246,3 +259,15 @@ def unique_rows(*keys: npt.NDArray[np.generic]) -> tuple[IntArray, IntArray]:
         code = code * span + values
     _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
     return first.astype(np.int64), inverse.astype(np.int64)
+
+
+def distinct(columns: LayoutColumns, names: tuple[str, ...], placed: tuple[str, ...]) -> tuple[IntArray, IntArray]:
+    """Find representatives and inverse (``unique_rows``) of the layouts that differ in some fields.
+
+    Args:
+        columns: layouts.
+        names: fields that count in every case.
+        placed: fields that only the strides depend on; they count if some layout has an unusual order of ranks.
+    """
+    keys = (*names, *placed) if columns.rank_order.any() else names
+    return unique_rows(*(getattr(columns, name) for name in keys))

@@ -26,8 +26,6 @@ import numpy.typing as npt
 from milpplan.errors import InvalidInputError
 from milpplan.problem import HardwareSpec, Problem
 from milpplan.simulation import states
-from milpplan.simulation.bulk import OFFLOADS, distinct_layers
-from milpplan.simulation.bulk.cache_keys import COST_KEYS, STATE_KEYS, distinct
 from milpplan.simulation.layers import (
     EXPOSED,
     ONCE,
@@ -43,13 +41,23 @@ from milpplan.simulation.layers import (
     layer_seconds,
 )
 from milpplan.simulation.layers.embedding_and_head import Endpoint
-from milpplan.simulation.layers.kernels import Numbers
+from milpplan.simulation.layers.kernels import BF16_BYTES, Numbers
+from milpplan.simulation.layers.layer_time import has_own_times
 from milpplan.simulation.layers.paired_layers import paired_ns
-from milpplan.simulation.layers.shard import BF16_BYTES
-from milpplan.simulation.layers.terms import REPLAYS
-from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns
-from milpplan.simulation.network import collectives, placement, transfer_s
-from milpplan.simulation.network.stage_transfers import (
+from milpplan.simulation.layers.shard import REPLAYS
+from milpplan.simulation.layout_columns import (
+    COST_KEYS,
+    LAYER_KEYS,
+    OFFLOADS,
+    STATE_KEYS,
+    FloatArray,
+    IntArray,
+    LayoutColumns,
+    distinct,
+    unique_rows,
+)
+from milpplan.simulation.network import collectives, group_place, placement, transfer_s
+from milpplan.simulation.network.collectives import (
     crossing_transfer_s,
     ends_reduce_s,
     far_step_s,
@@ -431,7 +439,11 @@ def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
         parts=parts,
         duration_ns=duration,
         edge_ns=np.moveaxis(duration[:, ONCE], 1, 0),
-        paired_ns=paired_ns(problem, layer_part, parts.layer, parts.zero, columns, parts.place),
+        paired_ns=(
+            paired_ns(problem, layer_part, parts.layer, parts.zero, columns, parts.place)
+            if columns.runs_pairs.any()
+            else np.broadcast_to(np.int64(0), (K, 2, *shape))
+        ),
         replayed_forward_ns=np.broadcast_to(zeros, (modes - 1, K, *shape)),
         embedding_ns=parts.embedding[EXPOSED].sum(axis=0)[:, layer_inverse],
         head_ns=parts.head[EXPOSED].sum(axis=0)[:, layer_inverse],
@@ -627,3 +639,23 @@ def _ns(seconds: FloatArray) -> IntArray:
 def _bytes(values: FloatArray) -> IntArray:
     """Round up to whole bytes, at most ``LARGEST``. The small slack absorbs rounding errors of floats."""
     return np.ceil(np.minimum(np.asarray(values) - 1e-6, LARGEST)).astype(np.int64)
+
+
+def distinct_layers(problem: Problem, columns: LayoutColumns) -> tuple[IntArray, IntArray]:
+    """Find representatives and inverse (``unique_rows``) of the layouts with distinct layers.
+
+    In milpplan's own cost model, the times of a layer depend on the order of ranks only through the positions of
+    its groups in the network. If all groups but the tensor-parallel groups have a single rank, the key is the
+    position of these groups on each node type, which is the same for many strides.
+    """
+    has_other_groups = any((getattr(columns, name) > 1).any() for name in ("cp", "ep", "etp"))
+    if has_other_groups or not columns.rank_order.any() or not has_own_times(problem):
+        return distinct(columns, LAYER_KEYS, ("rank_order", "dp", "pp"))
+    group = placement.tensor(columns)
+    positions = [group_place(hardware, group.size, group.stride) for hardware in problem.node_types]
+    keys = [
+        key
+        for position in positions
+        for key in (position.members, position.domains, position.one_rail, *(position.beyond or ()))
+    ]
+    return unique_rows(*(getattr(columns, name) for name in LAYER_KEYS), *keys)

@@ -27,7 +27,7 @@ from milpplan.problem import (
     Range,
 )
 from milpplan.simulation.layers import EXPOSED, ONCE, Part, Phase, mfu
-from milpplan.simulation.layers.terms import PAIRED, WORK
+from milpplan.simulation.layers.shard import PAIRED, WORK
 from milpplan.simulation.layout_columns import IntArray, LayoutColumns
 from milpplan.simulation.layout_costs import LayoutCosts, step_overhead_ns
 from milpplan.simulation.mixed_costs import (

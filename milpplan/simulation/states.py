@@ -11,13 +11,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.problem import GroupedQueryAttention, LayerRun, MixtureOfExperts, Problem
-from milpplan.simulation.bulk.cache_keys import STATE_KEYS
 from milpplan.simulation.layers import adapter_parameters, layer_parameters, mtp_projection_parameters
 from milpplan.simulation.layers.embedding_and_head import Endpoint
+from milpplan.simulation.layers.kernels import BF16_BYTES, FP32_BYTES
 from milpplan.simulation.layers.parameters import Matrix, encoder_parameters
-from milpplan.simulation.layers.shard import BF16_BYTES, FP32_BYTES
 from milpplan.simulation.layers.vision import encoder_tp
-from milpplan.simulation.layout_columns import BoolArray, FloatArray, IntArray, LayoutColumns, unique_rows
+from milpplan.simulation.layout_columns import (
+    STATE_KEYS,
+    BoolArray,
+    FloatArray,
+    IntArray,
+    LayoutColumns,
+    unique_rows,
+)
 from milpplan.simulation.muon import MatrixUpdates, matrix_updates
 from milpplan.simulation.network import RankGroup, call_s, collectives, placement
 

@@ -37,8 +37,8 @@ from milpplan.simulation import (
     plan_step_ns,
     simulate,
 )
-from milpplan.simulation.bulk import OFFLOADS
 from milpplan.simulation.layers import Part, Phase, layer_seconds
+from milpplan.simulation.layout_columns import OFFLOADS
 from milpplan.simulation.layout_costs import layout_costs, offloaded
 from milpplan.simulation.network import members_per_domain
 from milpplan.units import NS_PER_S

@@ -29,14 +29,15 @@ from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.layout_space import LayoutSpace
 from milpplan.problem import RANK_ORDERS, SCHEDULES, Job, Problem, Space
 from milpplan.simulation import (
+    LAYER_KEYS,
     FloatArray,
     LayoutColumns,
     cluster_costs,
+    distinct_layers,
     layer_durations_ns,
     least_held_bytes,
     usable_memory_bytes,
 )
-from milpplan.simulation.bulk import LAYER_KEYS, distinct_layers
 from milpplan.units import NS_PER_S
 from tests.amounts import long_but
 from tests.optimize.mixed_problems import mixed_problem, switched_problem

@@ -10,7 +10,7 @@ import pytest
 from milpplan import Layout, Plan, Problem, Recompute, VirtualStage, load_hardware, load_model, simulate
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Job
-from milpplan.simulation.bulk import OFFLOADS
+from milpplan.simulation import OFFLOADS
 from milpplan.validation import BY_NAME, TERMS, step_doubled_s, step_without_s, used_terms
 from tests.amounts import long_but
 from tests.optimize.problems import random_plan, random_problem

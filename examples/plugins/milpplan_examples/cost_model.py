@@ -12,7 +12,7 @@ from milpplan.problem.model import GroupedQueryAttention, LayerRun, MixtureOfExp
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layers.kernels import average_keys
 from milpplan.simulation.layers.parameters import layer_parameters
-from milpplan.simulation.layers.terms import Part, Phase
+from milpplan.simulation.layers.shard import Part, Phase
 from milpplan.simulation.layout_columns import FloatArray, LayoutColumns
 
 UTILISATION = 0.5

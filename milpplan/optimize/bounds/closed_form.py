@@ -67,11 +67,10 @@ from milpplan.simulation import (
     layer_durations_ns,
     usable_memory_bytes,
 )
-from milpplan.simulation.bulk import LAYER_KEYS, distinct_layers
-from milpplan.simulation.bulk.cache_keys import distinct
 from milpplan.simulation.layers import ONCE, Phase, least_paired_ns
 from milpplan.simulation.layers.paired_layers import PAIR_ROUNDING_NS
-from milpplan.simulation.layout_costs import least_layer_ns
+from milpplan.simulation.layout_columns import LAYER_KEYS, distinct
+from milpplan.simulation.layout_costs import distinct_layers, least_layer_ns
 
 SAFETY = 1.0 - 1e-12
 """Factor that scales bounds down by more than the rounding of floating-point sums, a few ulps."""

@@ -57,10 +57,9 @@ from milpplan.simulation import (
     layer_durations_ns,
     usable_memory_bytes,
 )
-from milpplan.simulation.bulk import LAYER_KEYS, distinct_layers
-from milpplan.simulation.bulk.cache_keys import distinct
 from milpplan.simulation.layers import ONCE
-from milpplan.simulation.layout_costs import least_layer_ns
+from milpplan.simulation.layout_columns import LAYER_KEYS, distinct
+from milpplan.simulation.layout_costs import distinct_layers, least_layer_ns
 from milpplan.simulation.mixed_costs import (
     AnyTable,
     ClusterTable,

@@ -31,7 +31,8 @@ from milpplan.simulation import (
     unique_rows,
     usable_memory_bytes,
 )
-from milpplan.simulation.bulk import distinct_layers, uniform_plan
+from milpplan.simulation.bulk import uniform_plan
+from milpplan.simulation.layout_costs import distinct_layers
 from milpplan.simulation.stages import EMBEDDING, HEAD
 
 __all__ = ["UniformBounds", "rank_work", "uniform_bounds", "uniform_compute_bounds", "uniform_plan"]

@@ -64,7 +64,7 @@ from milpplan.optimize.space.plan_space import layers_up_to
 from milpplan.problem import Layout
 from milpplan.simulation import FloatArray, IntArray, LayoutCosts, host_capacity_bytes, stage_options
 from milpplan.simulation.layers import Phase
-from milpplan.simulation.layers.terms import PAIRED
+from milpplan.simulation.layers.shard import PAIRED
 from milpplan.simulation.pipeline.step_graph import CriticalPath, Term
 from milpplan.simulation.pipeline.work_orders import Structure
 from milpplan.simulation.stages import EMBEDDING, HEAD, least_edges, least_slope

@@ -31,7 +31,7 @@ from milpplan.optimize.milp.linear_relaxation import Relaxation, RelaxationSolut
 from milpplan.optimize.milp.program import Program, Rows
 from milpplan.problem import Plan
 from milpplan.simulation import FloatArray, IntArray, ascending, durations, plan_stages
-from milpplan.simulation.layers.terms import PAIRED, WORK
+from milpplan.simulation.layers.shard import PAIRED, WORK
 from milpplan.simulation.pipeline.step_graph import CriticalPath, StepGraph, Term, critical_paths
 
 INWARD = (1.0, 0.5, 0.2)

@@ -37,7 +37,7 @@ from milpplan.optimize.space.plan_space import even_splits
 from milpplan.problem import Plan
 from milpplan.simulation import FloatArray, IntArray, durations, plan_stages
 from milpplan.simulation.layers import ONCE
-from milpplan.simulation.layers.terms import PAIRED, WORK
+from milpplan.simulation.layers.shard import PAIRED, WORK
 from milpplan.simulation.pipeline.step_graph import CriticalPath, StepGraph
 from milpplan.simulation.stages import StageMemo
 

@@ -19,7 +19,7 @@ from milpplan.optimize.space.plan_space import even_splits, in_parts
 from milpplan.problem import PAIRED_SCHEDULES, SPLIT_SCHEDULES, V_SCHEDULES, Layout, Plan, Recompute, VirtualStage
 from milpplan.simulation import FloatArray, IntArray, StageOptions
 from milpplan.simulation.layers import Phase
-from milpplan.simulation.layers.terms import PAIRED, WORK
+from milpplan.simulation.layers.shard import PAIRED, WORK
 from milpplan.simulation.pipeline.step_graph import CriticalPath, Term
 from milpplan.simulation.pipeline.work_orders import LiveProfile, chunk_stages, held_bytes, num_pairs
 from milpplan.simulation.stages import StageMemo

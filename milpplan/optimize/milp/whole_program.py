@@ -38,7 +38,7 @@ from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, Program, Pr
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Plan, Problem
 from milpplan.simulation import IntArray, LayoutColumns, cluster_costs, usable_memory_bytes
-from milpplan.simulation.layers.terms import WORK
+from milpplan.simulation.layers.shard import WORK
 from milpplan.simulation.mixed_costs import ReplicaCosts
 from milpplan.simulation.pipeline.step_graph import CriticalPath, StepGraph, Term, critical_path
 

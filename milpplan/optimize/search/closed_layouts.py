@@ -36,9 +36,8 @@ from milpplan.optimize.bounds.uniform_plans import uniform_compute_bounds
 from milpplan.optimize.space.layout_space import Alike, LayoutSpace, Stop, chosen_rows, within
 from milpplan.problem import Problem
 from milpplan.simulation import BoolArray, FloatArray, IntArray, least_held_bytes, unique_rows, usable_memory_bytes
-from milpplan.simulation.bulk import LAYER_KEYS
-from milpplan.simulation.layers.cost_models import has_own_times
-from milpplan.simulation.layout_columns import constant
+from milpplan.simulation.layers.layer_time import has_own_times
+from milpplan.simulation.layout_columns import LAYER_KEYS, constant
 from milpplan.simulation.pipeline.step_graph import CriticalPath
 from milpplan.simulation.states import STATE_OFFLOADS
 

@@ -60,9 +60,8 @@ from milpplan.simulation import (
     states,
     unique_rows,
 )
-from milpplan.simulation.bulk import OFFLOADS
-from milpplan.simulation.layers.cost_models import has_own_times
-from milpplan.simulation.layout_columns import DEFAULTS, WORDS, constant
+from milpplan.simulation.layers.layer_time import has_own_times
+from milpplan.simulation.layout_columns import DEFAULTS, OFFLOADS, WORDS, constant
 from milpplan.simulation.network import placement, transfer_s
 
 if TYPE_CHECKING:

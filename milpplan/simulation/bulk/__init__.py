@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from milpplan.library import lazy_exports
 
 if TYPE_CHECKING:
-    from milpplan.simulation.bulk.cache_keys import LAYER_KEYS, OFFLOADS, distinct_layers
     from milpplan.simulation.bulk.simulate_many import uniform_plan
 else:
     __getattr__ = lazy_exports(__name__, __file__)

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
         widths,
     )
     from milpplan.simulation.layers.recurrence import scan_bytes, scan_flops, scan_s
-    from milpplan.simulation.layers.shard import Shard
-    from milpplan.simulation.layers.terms import EXPOSED, ONCE, Part, Phase, Term
+    from milpplan.simulation.layers.shard import EXPOSED, ONCE, Part, Phase, Shard, Term
 else:
     __getattr__ = lazy_exports(__name__, __file__)

@@ -35,6 +35,7 @@ from milpplan.problem import (
 from milpplan.problem.model import Attention
 from milpplan.simulation import FloatArray, LayoutColumns
 from milpplan.simulation.layers import recurrence
+from milpplan.simulation.layers.kernels import BF16_BYTES, FP32_BYTES
 from milpplan.simulation.layers.layer_time import (
     exchanged_bytes,
     has_operator_checkpoints,
@@ -44,7 +45,7 @@ from milpplan.simulation.layers.layer_time import (
     up_outputs,
 )
 from milpplan.simulation.layers.parameters import padded_vocab_size, widths
-from milpplan.simulation.layers.shard import BF16_BYTES, FP32_BYTES, Shard
+from milpplan.simulation.layers.shard import Shard
 from milpplan.simulation.layers.sparse_attention import (
     indexer_input_bytes,
     indexer_output_width,

@@ -11,6 +11,7 @@ from milpplan.problem import ModelSpec, Problem
 from milpplan.simulation import FloatArray, IntArray, LayoutColumns
 from milpplan.simulation.layers import kernels
 from milpplan.simulation.layers.activations import layer_activations
+from milpplan.simulation.layers.kernels import BF16_BYTES, FP32_BYTES
 from milpplan.simulation.layers.layer_time import layer_seconds
 from milpplan.simulation.layers.parameters import (
     final_norm_parameters,
@@ -18,8 +19,7 @@ from milpplan.simulation.layers.parameters import (
     padded_vocab_size,
     position_parameters,
 )
-from milpplan.simulation.layers.shard import BF16_BYTES, FP32_BYTES, Shard
-from milpplan.simulation.layers.terms import ONCE, Part, Phase
+from milpplan.simulation.layers.shard import ONCE, Part, Phase, Shard
 from milpplan.simulation.layers.vision import encoder_costs
 from milpplan.simulation.network import collectives, far_s, placement
 

@@ -21,6 +21,7 @@ Numbers = float | npt.NDArray[np.floating] | npt.NDArray[np.integer]
 GemmPrecision = Literal["bf16", "fp8"]
 Mask = Literal["causal", "full"]
 
+FP32_BYTES = 4
 BF16_BYTES = 2
 FP8_BYTES = 1
 EXPOSED_SUM_FRACTION = 0.6

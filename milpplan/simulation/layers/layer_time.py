@@ -13,8 +13,11 @@ core/transformer/moe for experts; DeepSeek-V2 section 2.1 for latent attention; 
 
 from __future__ import annotations
 
+from typing import Protocol, cast
+
 import numpy as np
 
+from milpplan.plugins import PluginError, plugin, plugin_title
 from milpplan.problem import (
     DenseMlp,
     GroupedQueryAttention,
@@ -25,21 +28,31 @@ from milpplan.problem import (
     MixtureOfExperts,
     Problem,
 )
+from milpplan.problem.hardware import OWN_COST_MODEL
 from milpplan.problem.model import Attention, LinearModule
 from milpplan.simulation import FloatArray, LayoutColumns
 from milpplan.simulation.layers import kernels, recurrence
-from milpplan.simulation.layers.cost_models import replaced_seconds
-from milpplan.simulation.layers.kernels import Mask, Numbers, average_keys
-from milpplan.simulation.layers.shard import BF16_BYTES, FP32_BYTES, CoreSeconds, Shard, linear_pair
+from milpplan.simulation.layers.kernels import BF16_BYTES, FP32_BYTES, Mask, Numbers, average_keys
+from milpplan.simulation.layers.shard import (
+    EXPOSED,
+    ONCE,
+    CoreSeconds,
+    Outputs,
+    Part,
+    Phase,
+    Product,
+    Shard,
+    Tally,
+    linear_pair,
+)
 from milpplan.simulation.layers.sparse_attention import (
     gathered_key_width,
     indexer_input_bytes,
     selected_keys,
     sparse_core_s,
 )
-from milpplan.simulation.layers.terms import EXPOSED, ONCE, Outputs, Part, Phase, Product, Tally
 from milpplan.simulation.network import call_s, collectives, placement
-from milpplan.simulation.network.domains import neighbours_share
+from milpplan.simulation.network.placement import neighbours_share
 
 
 def layer_seconds(
@@ -566,3 +579,52 @@ def _mixture_of_experts(shard: Shard, moe: MixtureOfExperts, tally: Tally) -> No
     tally.calls(2, 2, call_s(hardware, *ep_group) + call_s(hardware, *etp_group))
     if moe.shared_intermediate_size:
         _dense_mlp(shard, DenseMlp(intermediate_size=moe.shared_intermediate_size, gated=moe.gated), tally)
+
+
+class LayerModel(Protocol):
+    """Signature of a cost model, an entry point of ``milpplan.cost_models``."""
+
+    def __call__(
+        self, problem: Problem, kind: LayerRun, columns: LayoutColumns, seconds: FloatArray
+    ) -> FloatArray:
+        """Return the seconds of one layer, [Part, Phase, n], given milpplan's own.
+
+        Times are finite and not negative. The times of a layout must not depend on the other layouts of the call.
+        They may depend on ``LAYER_KEYS`` of the layout and on the fields that place its ranks, on nothing else.
+        """
+
+
+def replaced_seconds(problem: Problem, kind: LayerRun, columns: LayoutColumns, seconds: FloatArray) -> FloatArray:
+    """Return the times of the cost model that the hardware names; ``seconds`` for milpplan's own model.
+
+    Raises:
+        UnknownNameError: the plug-in is not installed.
+        PluginError: the plug-in fails, or returns wrong shapes, negative or infinite times.
+    """
+    name = problem.hardware.software.cost_model
+    if name == OWN_COST_MODEL:
+        return seconds
+    model = cast(LayerModel, plugin("cost_models", name))
+    try:
+        answer = np.asarray(model(problem, kind, columns, seconds.copy()), dtype=np.float64)
+    except Exception as error:
+        raise _broken(name, f"fails: {type(error).__name__}: {error}") from error
+    if answer.shape != seconds.shape:
+        raise _broken(name, f"gives times of shape {answer.shape}, expected {seconds.shape}")
+    if not (np.isfinite(answer).all() and (answer >= 0).all()):
+        raise _broken(name, "gives times that are negative or not finite")
+    return answer
+
+
+def has_own_times(problem: Problem) -> bool:
+    """Check that milpplan's own formulas time the layers of all node types."""
+    return all(hardware.software.cost_model == OWN_COST_MODEL for hardware in problem.node_types)
+
+
+def _broken(name: str, what: str) -> PluginError:
+    """Make the error of a cost model that fails or returns wrong times."""
+    return PluginError(
+        f"The cost model {plugin_title('cost_models', name)} {what}.",
+        "Expected seconds of a layer by part, phase and layout.",
+        "Repair its package, or take cost_model out of the hardware description.",
+    )

@@ -25,7 +25,7 @@ import numpy as np
 from milpplan.problem import LayerRun, Problem
 from milpplan.simulation import FloatArray, IntArray, LayoutColumns
 from milpplan.simulation.layers.layer_time import further_forward_s, host_seconds, layer_tally
-from milpplan.simulation.layers.terms import EXPOSED, ONCE, Part, Phase
+from milpplan.simulation.layers.shard import EXPOSED, ONCE, Part, Phase
 from milpplan.simulation.network import collectives, placement
 from milpplan.units import NS_PER_S
 
@@ -101,8 +101,6 @@ def paired_ns(
         Nanoseconds [K, 2, n]: the forward, and the backward without its weight gradients, which take as long as
         alone. 0 where the schedule has no pairs.
     """
-    if not columns.runs_pairs.any():
-        return np.broadcast_to(np.int64(0), (len(problem.model.kinds), 2, len(columns)))
     parts = parts[..., place]
     seconds = np.stack([paired_seconds(problem, kind, layers) for kind in problem.model.kinds])[..., place]
     replicas = placement.replicas(columns)

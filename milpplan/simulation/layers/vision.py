@@ -24,10 +24,10 @@ import numpy as np
 from milpplan.problem import LayerRun, ModelSpec, Problem, VisionEncoder
 from milpplan.simulation import FloatArray, IntArray, LayoutColumns, column_value
 from milpplan.simulation.layers.activations import layer_activations
+from milpplan.simulation.layers.kernels import BF16_BYTES
 from milpplan.simulation.layers.layer_time import flash_core_s, layer_tally
 from milpplan.simulation.layers.parameters import encoder_model
-from milpplan.simulation.layers.shard import BF16_BYTES, Shard
-from milpplan.simulation.layers.terms import Part, Phase
+from milpplan.simulation.layers.shard import Part, Phase, Shard
 from milpplan.simulation.network import collectives, placement
 
 

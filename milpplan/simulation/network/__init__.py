@@ -13,10 +13,9 @@ if TYPE_CHECKING:
         call_s,
         far_s,
         members_per_domain,
+        transfer_s,
         wire_factor,
     )
-    from milpplan.simulation.network.domains import group_place
-    from milpplan.simulation.network.placement import RankGroup
-    from milpplan.simulation.network.stage_transfers import transfer_s
+    from milpplan.simulation.network.placement import RankGroup, group_place
 else:
     __getattr__ = lazy_exports(__name__, __file__)

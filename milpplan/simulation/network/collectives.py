@@ -15,12 +15,12 @@ from typing import Literal
 
 import numpy as np
 
-from milpplan.problem import BusTable, HardwareSpec
+from milpplan.problem import BusTable, HardwareSpec, Problem
 from milpplan.problem.hardware import CollectiveVariant
-from milpplan.simulation import BoolArray, FloatArray, IntArray
-from milpplan.simulation.layers.kernels import Numbers, interpolate_grid
-from milpplan.simulation.network import domains as pods
-from milpplan.simulation.network.domains import GroupPlace, group_place, same_rail
+from milpplan.simulation import BoolArray, FloatArray, IntArray, LayoutColumns
+from milpplan.simulation.layers.kernels import BF16_BYTES, FP32_BYTES, Numbers, interpolate_grid
+from milpplan.simulation.network import placement
+from milpplan.simulation.network.placement import GroupPlace, group_place, neighbours_share, same_rail
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
@@ -103,7 +103,7 @@ def _network_bandwidth(hardware: HardwareSpec, group: GroupPlace) -> FloatArray:
     rails, congestion_s = hardware.scale_out.rails, hardware.scale_out.congestion_s_per_byte
     if rails is not None:
         network = network * np.where(group.one_rail, 1.0, rails.bandwidth_fraction)
-    network = pods.network_bandwidth(hardware, group, np.asarray(network))
+    network = placement.network_bandwidth(hardware, group, np.asarray(network))
     if hardware.scale_out.ring_bytes_per_s is not None:
         network = np.minimum(network, hardware.scale_out.ring_bytes_per_s)
     if congestion_s:
@@ -133,12 +133,12 @@ def _variant_latency_s(
     Source: NVIDIA/nccl src/graph/tuning.cc (ncclTopoTuneModel).
     """
     inside = group.size - group.domains if variant.shape == "ring" else group.members - 1
-    network, between_pods = pods.hops(group, variant.shape)
+    network, between_pods = placement.hops(group, variant.shape)
     hops = inside * variant.scale_up_hop_latency_s + network * variant.scale_out_hop_latency_s
-    hops = hops + pods.hop_latency_s(hardware, between_pods)
+    hops = hops + placement.hop_latency_s(hardware, between_pods)
     if hardware.scale_out.rails is not None:
         hops = hops + np.where(group.one_rail, 0.0, network * hardware.scale_out.rails.latency_s)
-    return pods.base_latency_s(hardware, group, variant.base_latency_s) + PASSES[operation] * hops
+    return placement.base_latency_s(hardware, group, variant.base_latency_s) + PASSES[operation] * hops
 
 
 def _in_network_s(hardware: HardwareSpec, num_bytes: FloatArray, group: GroupPlace) -> FloatArray:
@@ -173,8 +173,8 @@ def _across_s(
         for variant in (_ring_of(hardware), *hardware.scale_out.variants)
         if variant.shape == "ring" or operation == "all_reduce"
     ]
-    if operation == "all_reduce" and pods.may_add_up(hardware):
-        in_network = pods.adds_up(hardware, group)
+    if operation == "all_reduce" and placement.may_add_up(hardware):
+        in_network = placement.adds_up(hardware, group)
         times.append(np.where(in_network, _in_network_s(hardware, num_bytes, group), np.inf))
     return np.asarray(np.minimum.reduce(times))
 
@@ -297,7 +297,7 @@ def all_to_all_s(
         changes = np.where(group.one_rail, 0.0 if copies is not None else 1 - 1 / group.members, 1.0)
         network_s = network_s * (1 - changes + changes / out.rails.bandwidth_fraction)
         latency_s = latency_s + np.where(changes > 0, out.rails.latency_s, 0.0)
-    network_s, pod_latency_s = pods.all_to_all_s(hardware, group, network_bytes, network_s, _PEERS_AT_ONCE)
+    network_s, pod_latency_s = placement.all_to_all_s(hardware, group, network_bytes, network_s, _PEERS_AT_ONCE)
     latency_s = latency_s + pod_latency_s
     inside = _inside_s(hardware, "all_to_all", message, group.size)
     time = np.where(outside == 0, inside, np.maximum(network_s, links_s) + latency_s)
@@ -358,7 +358,7 @@ def p2p_s(
         network_s = np.where(same_rail(hardware, stride), network_s, crossing)
     if hardware.pods is not None:
         near = 2 * np.asarray(stride) <= hardware.pods.num_gpus if same_pod is None else same_pod
-        network_s = pods.message_s(hardware, message, network_s, near)
+        network_s = placement.message_s(hardware, message, network_s, near)
     time = np.where(is_inside, links_s, network_s)
     return np.where(message == 0, 0.0, time)
 
@@ -377,7 +377,7 @@ def processor_fraction(
     group = group_place(hardware, size, stride, blocks, block_stride)
     inside = group.members == group.size
     across = np.where(group.members > 1, max(up, out), out)
-    return np.where(inside, up, pods.processor_fraction(hardware, group, across))
+    return np.where(inside, up, placement.processor_fraction(hardware, group, across))
 
 
 def overlap_s(
@@ -462,3 +462,99 @@ def far_s(hardware: HardwareSpec, pair_s: Numbers, size: Numbers, stride: Number
         return np.zeros(np.broadcast(size, stride, pair_s).shape)
     domains = group_place(hardware, size, stride).domains
     return np.asarray(pair_s * (domains * (domains - 1) / 2.0))
+
+
+def transfer_s(problem: Problem, columns: LayoutColumns) -> FloatArray:
+    """Time an activation (or its gradient) from one stage to the next, in seconds [n]; 0 without a pipeline.
+
+    With sequence parallelism each tensor-parallel rank sends its own part, 2 u h / t bytes. Without, all ranks
+    send the same 2 u h bytes. With ``pp_scatter_gather`` each rank sends a part, and the receiving stage gathers
+    the parts: p2p(2 u h / t) + all_gather(2 u h). Source: Narayanan et al. 2021, section 4.1. Both hosts need
+    their time for a message: + 2 ``message_s``. In DPO the activation of a frozen reference is part of the
+    message, and so is its gradient, which is zero (``layer_time.further_forward_s``). Where further forwards are
+    phases of their own, the transfers that fill the pipeline for them are left out: a lower bound.
+    """
+    stages, usual = placement.pipeline(columns), columns.tp * columns.cp * columns.dp
+    near = neighbours_share(problem.hardware, stages.size, stages.stride, usual)
+    return _sent_s(problem, columns, problem.hardware, *near)
+
+
+def crossing_transfer_s(problem: Problem, columns: LayoutColumns) -> FloatArray:
+    """Time an activation from a stage on one node type to a stage on another type, in seconds [n].
+
+    The transfer crosses domains at the speed of the slowest node type of the cluster, an upper bound if two other
+    types meet. It is no faster than a transfer inside any type.
+    """
+    outside = np.zeros(len(columns), dtype=np.bool_)
+    seconds = [
+        np.maximum(transfer_s(problem.on_type(number), columns), _sent_s(problem, columns, hardware, outside))
+        for number, hardware in enumerate(problem.node_types)
+    ]
+    return np.asarray(np.max(seconds, axis=0))
+
+
+def _sent_s(
+    problem: Problem,
+    columns: LayoutColumns,
+    hardware: HardwareSpec,
+    inside: BoolArray,
+    same_pod: BoolArray | None = None,
+) -> FloatArray:
+    """Time the message, and the gather where ranks send parts, with the network of one node type."""
+    tp = columns.tp
+    tokens = columns.micro_batch_size * problem.job.sequence_length / columns.cp
+    gathered = columns.pp_scatter_gather & ~columns.sequence_parallel
+    message = BF16_BYTES * tokens * problem.model.hidden_size * (1 + problem.job.joined_forwards)
+    share = np.where(columns.sequence_parallel | gathered, tp, 1)
+    seconds = p2p_s(hardware, message / share, placement.pipeline(columns).stride, inside, same_pod)
+    if columns.any_of("pp_scatter_gather"):
+        gather = all_gather_s(hardware, message, *placement.tensor(columns))
+        seconds = seconds + np.where(gathered, gather, 0.0)
+    seconds = seconds + 2.0 * hardware.software.message_s
+    return np.where(columns.pp > 1, seconds, 0.0)
+
+
+def ends_reduce_s(problem: Problem, num_bytes: FloatArray, size: IntArray, stride: IntArray) -> FloatArray:
+    """Time an all-reduce between the two ends of a pipeline, ``size`` ranks ``stride`` apart, in seconds [n].
+
+    It runs at the speed of the slowest node type. With several node types it crosses domains, because nodes of two
+    types never share a domain.
+    """
+    seconds = []
+    for hardware in problem.node_types:
+        domain = hardware.scale_up.num_gpus if problem.other_hardware else 0
+        # Add a whole domain, so that ranks on the same rail stay on it.
+        distance = np.maximum(np.where(stride < domain, stride + domain, stride), 1)
+        seconds.append(all_reduce_s(hardware, num_bytes, size, distance))
+    return np.asarray(np.max(seconds, axis=0))
+
+
+def gradient_norm_s(problem: Problem, num_gpus: IntArray) -> FloatArray:
+    """Time the norm of the gradients, a maximum over the node types. Any shape.
+
+    It is an all-reduce of a single number over all GPUs, dominated by latency, with the host time of its call.
+    """
+    seconds = [
+        all_reduce_s(hardware, FP32_BYTES, num_gpus, 1) + call_s(hardware, num_gpus, 1)
+        for hardware in problem.node_types
+    ]
+    return np.asarray(np.max(seconds, axis=0))
+
+
+def far_step_s(problem: Problem, columns: LayoutColumns) -> FloatArray:
+    """Time the overhead of a step of tensor-parallel groups across domains, a maximum over node types, [n].
+
+    ``far_step_s`` for every pair of domains, and ``far_reduce_s`` if gradients are reduced without ZeRO.
+    """
+    group = placement.tensor(columns)
+    reduced = (columns.zero_stage == 0) & (columns.dp * columns.cp > 1)
+    seconds = [
+        far_s(
+            hardware,
+            hardware.software.far_step_s + np.where(reduced, hardware.software.far_reduce_s, 0.0),
+            group.size,
+            group.stride,
+        )
+        for hardware in problem.node_types
+    ]
+    return np.asarray(np.max(seconds, axis=0))

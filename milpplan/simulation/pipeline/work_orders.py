@@ -39,7 +39,7 @@ import numpy.typing as npt
 
 from milpplan.problem import PAIRED_SCHEDULES, SCHEDULES, SPLIT_SCHEDULES, V_SCHEDULES, Schedule, rank_stages
 from milpplan.simulation.layers import Term
-from milpplan.simulation.layers.terms import PAIRED, WORK
+from milpplan.simulation.layers.shard import PAIRED, WORK
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
