@@ -5,9 +5,10 @@ shortest step of all plans there,
 
     regret(x) = max_s step_s(x) / best_s - 1.
 
-Every scenario is solved first: U_s is the step of the best plan found, L_s a proved lower bound. Then one
-search minimises max_s step_s(x) / U_s over the declared space (``simulation.scenario_costs``). With its proved
-lower bound V and the plan x found:
+Every scenario is solved first: U_s is the step of the best plan found, L_s a proved lower bound. A plan that all
+these proofs call optimal is the answer, since no regret is below 0. Otherwise one search minimises
+max_s step_s(x) / U_s over the declared space (``simulation.scenario_costs``). With its proved lower bound V and
+the plan x found:
 
     no plan's regret is below     rho = V - 1               because best_s <= U_s
     the regret of x is at most    r = max_s step_s(x) / L_s - 1      because best_s >= L_s
@@ -43,7 +44,7 @@ from milpplan.optimize.records import (
     untested_terms,
 )
 from milpplan.optimize.search.best_first import Search
-from milpplan.optimize.search.simplest import searched_gap, simplest
+from milpplan.optimize.search.simplest import searched_gap, simplest, simplicity
 from milpplan.optimize.solve import NO_MEMORY, check_options, decide_layouts, solve, solve_from, uniform_plans
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Plan, Problem, Scenario, default_scenarios, in_scenario
@@ -52,7 +53,7 @@ from milpplan.simulation import LayoutColumns, costs_of, simulate
 from milpplan.simulation.scenario_costs import Scenarios
 from milpplan.units import NS_PER_S
 
-FIRST_SHARE: Final = 0.5
+FIRST_SHARE: Final = 0.9
 """Share of the time limit for the solves of all scenarios; the rest is for the search over all of them."""
 STARTS: Final = 6
 """Number of plans of a scenario's pool from which the other solves start."""
@@ -139,7 +140,18 @@ class _RobustSolve:
         if len(self.results) < len(self.problems):
             with undisturbed():
                 return replace(self._unsearched(), message=message)
-        return self._minimise_regret()
+        certain = self._without_regret()
+        return self._minimise_regret() if certain is None else self._result_of(certain, "optimal", 0.0)
+
+    def _without_regret(self) -> Plan | None:
+        """Return the simplest known plan that every scenario's proof calls optimal: no search can do better."""
+        rest = 1.0 - self.options.gap * (1 + 1e-9)
+        limits = {name: self._bound(name) / rest for name in self.problems}
+        proved = [
+            plan for plan in self.plans if all(self._value(name, plan) <= limit for name, limit in limits.items())
+        ]
+        untested = untested_terms(self.problems[NOMINAL])
+        return min(proved, key=lambda plan: simplicity(plan, untested), default=None)
 
     def _stopped(self) -> str:
         """Return the message of a solve that is stopped now: none at the time limit."""
@@ -256,6 +268,11 @@ class _RobustSolve:
         step_ns = fitting_step_ns(problem, plan, costs_of(problem, plan.layout))
         return np.inf if step_ns is None else step_ns * self._weight(plan)[0]
 
+    def _bound(self, name: str) -> float:
+        """Return the bound proved on the objective of all plans in a scenario; 0 where nothing is proved."""
+        proved = self.results[name].objective_bound
+        return 0.0 if proved is None else proved / printed_unit(self.problems[name])[0]
+
     def _best(self, name: str) -> float:
         """Return the best objective of all known plans in a scenario."""
         return self._value(name, self._best_plan(name))
@@ -275,9 +292,8 @@ class _RobustSolve:
         to_s = 1.0 / weight / NS_PER_S
         first = self.results[NOMINAL].plan
         scenarios = []
-        for name, problem in self.problems.items():
-            proved = self.results[name].objective_bound if name in self.results else None
-            bound = None if proved is None else proved / printed_unit(problem)[0]
+        for name in self.problems:
+            bound = self._bound(name) if name in self.results else 0.0
             value, best = self._value(name, plan), self._best(name)
             lost = 0.0 if first is None else self._value(name, first) / best - 1.0
             scenarios.append(
@@ -287,7 +303,7 @@ class _RobustSolve:
                     step_time_s=value * to_s,
                     best_plan=self._best_plan(name),
                     best_s=best * to_s,
-                    lower_bound_s=None if bound is None else min(bound, best) * to_s,
+                    lower_bound_s=min(bound, best) * to_s if bound else None,
                     nominal_lost_fraction=lost,
                 )
             )

@@ -154,6 +154,20 @@ def test_a_scenario_that_is_best_for_the_nominal_plan_has_no_regret() -> None:
     assert result.step_time_s == pytest.approx(best.step_time_s, rel=3e-4)
 
 
+def test_a_plan_that_is_optimal_in_every_scenario_is_the_answer() -> None:
+    """Proofs of the scenarios are enough where one plan is optimal in all: its loss is within their tolerance."""
+    same = scenario_of("same", "a test", scale_out_efficiency=1.0)
+    for seed in range(6):
+        problem = random_problem(seed)
+        result, best = solve_robust(problem, [same], gap=1e-4), solve(problem, gap=1e-4)
+        assert result.status == best.status
+        if best.objective is not None:
+            assert result.regret is not None
+            assert result.regret.at_least == 0.0
+            assert result.regret.at_most == pytest.approx(0.0, abs=1.001e-4)
+            assert result.objective == pytest.approx(best.objective, rel=1.001e-4)
+
+
 def test_the_step_in_every_scenario_is_simulated() -> None:
     """Steps, best plans and bounds of scenarios are those of their own problems."""
     result, problem = robust(), small_problem(space={"kind": "free"})
