@@ -6,9 +6,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Any, Final, TypeVar, get_type_hints
+from typing import Annotated, Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 from typer.core import TyperCommand
 
@@ -38,25 +38,34 @@ def spread(command: Callable[..., Any]) -> Callable[..., Any]:
     """Replace the dataclasses among a command's parameters by their fields.
 
     Args:
-        command: A command, each of whose parameters is a dataclass of arguments and options, or none is.
+        command: A command. A parameter that is a dataclass of arguments and options may be annotated with a
+            mapping of values: these fields are no options of the command.
 
     Returns:
-        A function with one keyword parameter for each field. A field that two dataclasses share comes once.
+        A function with one keyword parameter for each other field and parameter. The first of a name counts.
     """
-    hints = get_type_hints(command)
-    records = {name: kind for name, kind in hints.items() if isinstance(kind, type) and is_dataclass(kind)}
+    hints = get_type_hints(command, include_extras=True)
+    records: dict[str, tuple[type, Mapping[str, Any]]] = {}
+    parameters: dict[str, Parameter] = {}
+    for name, parameter in signature(command).parameters.items():
+        kind, *values = (get_args(hints[name]) if get_origin(hints[name]) is Annotated else ()) or (hints[name],)
+        if not (isinstance(kind, type) and is_dataclass(kind)):
+            parameters.setdefault(name, parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[name]))
+            continue
+        records[name] = kind, values[0] if values else {}
+        kinds = get_type_hints(kind, include_extras=True)
+        for field in fields(kind):
+            option = Parameter(
+                field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=kinds[field.name]
+            )
+            if field.name not in records[name][1]:
+                parameters.setdefault(field.name, option)
     if not records:
         return command
-    parameters: dict[str, Parameter] = {}
-    for record in records.values():
-        kinds = get_type_hints(record, include_extras=True)
-        for field in fields(record):
-            kind, default = kinds[field.name], field.default
-            option = Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-            parameters.setdefault(field.name, option)
 
-    def run(**values: Any) -> Any:
-        return command(**{name: pick(record, values) for name, record in records.items()})
+    def run(**given: Any) -> Any:
+        own = {name: given[name] for name in hints if name in given}
+        return command(**own | {name: pick(kind, {**given, **fixed}) for name, (kind, fixed) in records.items()})
 
     run.__doc__ = command.__doc__
     run.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}

@@ -19,8 +19,8 @@ from milpplan.cli.answer import (
     uncertainty,
 )
 from milpplan.cli.arguments import within_range
-from milpplan.cli.length_options import LengthOptions, are_asked
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, of_error, say, say_error, show_blocks
+from milpplan.cli.solve_options import LengthOptions, are_asked
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.explain import run_totals
 from milpplan.optimize import Effort, PlanResult, SolveOptions, explain, solve_robust, target_price
@@ -40,7 +40,7 @@ from milpplan.units import gap_text
 from milpplan.validation import Evidence
 
 if TYPE_CHECKING:
-    from milpplan.cli.commands.solve import SolveWords
+    from milpplan.cli.solve_options import SolveWords
     from milpplan.explain.records import BreakEvens
 
 METHODS: Final = ("search", "program")
@@ -311,8 +311,6 @@ def _solve_lengths(words: SolveWords, asked: LengthOptions) -> ExitCode:
             "Expected lengths with a model, a cluster, formats, --fix, --gap, --time-limit and --backend.",
             "Leave the other options out.",
         )
-    limits = words.gap, words.time_limit, words.backend
-    described = words.model, words.hardware, words.job_words(), words.space, words.fix or []
-    code = answer_lengths(*described, asked, limits, words.out, words.as_json)
+    code = answer_lengths(words, asked)
     say("`milpplan solve --lengths` is now `milpplan solve-lengths`, with the same options.")
     return code

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from milpplan.cli.app import app
-from milpplan.cli.commands.solve import SolveWords
+from milpplan.cli.solve_options import SolveWords
 from milpplan.launchers import TARGETS, restrict
 from milpplan.problem import Job, Problem, load_hardware, load_model, stack_names, uncertainty_of
 from milpplan.problem.catalog import LAUNCHER_STACKS, fitted_hardware

@@ -11,11 +11,11 @@ import typer
 from milpplan.cli import checks, interrupts
 from milpplan.cli import options as o
 from milpplan.cli.answer import evidence_of, next_steps, shown_progress
-from milpplan.cli.arguments import deadline_hours as hours_of
-from milpplan.cli.arguments import forbidden_values, problem_of, within_range
+from milpplan.cli.arguments import within_range
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show_blocks
+from milpplan.cli.solve_options import DEFAULTS, SolveWords
 from milpplan.explain import Fewest, fewest_gpus
-from milpplan.optimize import DEFAULT_GAP, SolveOptions
+from milpplan.optimize import SolveOptions
 from milpplan.optimize.milp.solution import undisturbed
 from milpplan.problem import Problem
 from milpplan.reports import write_whole
@@ -31,78 +31,53 @@ EXAMPLES: Final = (
     ),
 )
 
-FIXED = {"attention": "flash", "grad_dtype": "fp32", "objective": "num_gpus", "kind": "training"}
-"""Fields of every job here, as arguments name them."""
-
-GIVEN = (
-    *("global_batch", "seq_len", "precision", "tokens", "lora_rank", "lora_modules", "freeze", "mtp_layers"),
-    *("optimizer", "muon_tp_mode", "vision_tokens", "image_tokens", "alignment", "reference", "rollout_seconds"),
-    *("rollout_tokens_per_s", "rollout_memory", "rollout_apart", "ignore", "memory_margin"),
-)
-"""Fields of a job that options give as they are."""
+NOT_ASKED: Final = {
+    name: DEFAULTS[name]
+    for name in (
+        *(
+            "target",
+            "target_version",
+            "stack",
+            "price_limit",
+            "price",
+            "job",
+            "calculon",
+            "attention",
+            "grad_dtype",
+        ),
+        *("inference", "method", "backend", "seed", "workers", "witness", "warm_start", "check_ends", "robust"),
+        "scenarios",
+    )
+} | {"objective": "num_gpus"}
+"""Values of ``solve``'s options that are no options here."""
 
 
 def min_gpus(
+    *,
     model: o.Model,
     hardware: o.Hardware,
-    global_batch: o.GlobalBatch = None,
     gpus: Annotated[
         str | None,
         typer.Option(
             "--gpus", metavar="LO:HI[:STEP]", help="Numbers to try.", show_default="1 to a node, then whole nodes"
         ),
     ] = None,
-    ignore: o.Ignore = None,
-    seq_len: o.SeqLen = None,
-    precision: o.Precision = "bf16",
-    lora_rank: o.LoraRank = None,
-    lora_modules: o.LoraModules = None,
-    freeze: o.Freeze = None,
-    mtp_layers: o.MtpLayers = 0,
-    optimizer: o.Optimizer = "adam",
-    muon_tp_mode: o.MuonTpMode = None,
-    vision_tokens: o.VisionTokens = None,
-    image_tokens: o.ImageTokens = None,
-    alignment: o.AlignmentName = None,
-    reference: o.ReferenceName = None,
-    rollout_seconds: o.RolloutSeconds = None,
-    rollout_tokens_per_s: o.RolloutRate = None,
-    rollout_memory: o.RolloutMemory = None,
-    rollout_apart: o.RolloutApart = False,
-    space: o.SpaceKind = "free",
-    schedule: o.ScheduleNames = None,
-    fix: o.Fix = None,
-    allow: o.Allow = None,
-    forbid: o.Forbid = None,
-    memory_margin: o.MemoryMargin = None,
-    deadline_hours: o.DeadlineHours = None,
-    deadline_days: o.DeadlineDays = None,
-    tokens: o.Tokens = None,
     time_limit: Annotated[
         float,
         typer.Option("--time-limit", metavar="S", help="Seconds; more refuses more of the smaller numbers."),
     ] = 60.0,
-    gap: o.Gap = DEFAULT_GAP,
-    fastest: o.Fastest = False,
-    out: o.Out = None,
-    verbose: o.Verbose = False,
-    progress: o.ShowProgress = False,
-    as_json: o.AsJson = False,
+    words: Annotated[SolveWords, NOT_ASKED],
 ) -> ExitCode:
     """Find the fewest GPUs on which a model trains at all, or in time for a deadline, and prove that every smaller
     number does not suffice (up to a node every number is tried, beyond it whole nodes)."""
-    given = locals()
-    job = FIXED | {name: given[name] for name in GIVEN}
-    job |= {"gpus": gpus or "1", "deadline_hours": hours_of(deadline_hours, deadline_days)}
-    problem = problem_of(model, hardware, job, space, fix or [], allow or [], schedule)
-    forbidden = forbidden_values(forbid or [])
-    chosen = SolveOptions(gap=gap, simplest=not fastest, time_limit_s=time_limit, forbid=forbidden)
+    problem = replace(words, gpus=gpus or "1").problem(hardware)
+    options = words.options(problem)
     checks.positive(time_limit, "--time-limit", "number of seconds")
-    if out is not None:
-        check_writable(out)
-    fewest = _fewest(problem, chosen, gpus is None, progress)
+    if words.out is not None:
+        check_writable(words.out)
+    fewest = _fewest(problem, options, gpus is None, words.progress)
     with undisturbed():
-        return _print(fewest, gap, out, as_json, verbose)
+        return _print(fewest, options.gap, words.out, words.as_json, words.verbose)
 
 
 def _fewest(problem: Problem, options: SolveOptions, widen: bool, progress: bool) -> Fewest:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
 from milpplan.cli import checks, interrupts
-from milpplan.cli import options as o
 from milpplan.cli.answer import shown_progress
 from milpplan.cli.arguments import within_range
-from milpplan.cli.command import pick
-from milpplan.cli.commands.solve import SolveWords
 from milpplan.cli.outcome import OF_STATUS, ExitCode, say, show_blocks
+from milpplan.cli.solve_options import DEFAULTS, SolveWords
 from milpplan.optimize import SolveOptions
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.milp.block_program import solve_block_program
@@ -34,17 +32,15 @@ EXAMPLES: Final = (
         "llama3-70b dgx-h100 --gpus 512 --global-batch 512 --space uniform -o plan.lp",
     ),
 )
-NOT_ASKED: Final[dict[str, Any]] = {field.name: field.default for field in fields(SolveWords)} | {
-    "price_limit": 0.0,
-    "method": "program",
-    "fastest": True,
-}
+NOT_ASKED: Final = {
+    name: DEFAULTS[name]
+    for name in ("verbose", "price", "check_ends", "robust", "scenarios", "progress", "as_json")
+} | {"price_limit": 0.0, "method": "program", "fastest": True}
 """Values of ``solve``'s options that are no options of the program."""
 
 
 def program(
-    model: o.Model = None,
-    hardware: o.Hardware = None,
+    *,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", metavar="FILE.mps|FILE.lp", help="File to write, in MPS or CPLEX LP."),
@@ -53,54 +49,10 @@ def program(
         bool,
         typer.Option("--full", help="Rows for every legal layout, no bounds of a search; small problems only."),
     ] = False,
-    gpus: o.Gpus = None,
-    global_batch: o.GlobalBatch = None,
-    seq_len: o.SeqLen = None,
-    precision: o.Precision = "bf16",
-    target: o.Target = None,
-    space: o.SpaceKind = "free",
-    fix: o.Fix = None,
-    time_limit: o.TimeLimit = None,
-    job: o.JobFile = None,
-    calculon: o.Calculon = None,
-    ignore: o.Ignore = None,
-    attention: o.Attention = "flash",
-    grad_dtype: o.GradDtype = "fp32",
-    inference: o.Inference = False,
-    lora_rank: o.LoraRank = None,
-    lora_modules: o.LoraModules = None,
-    freeze: o.Freeze = None,
-    mtp_layers: o.MtpLayers = 0,
-    optimizer: o.Optimizer = "adam",
-    muon_tp_mode: o.MuonTpMode = None,
-    vision_tokens: o.VisionTokens = None,
-    image_tokens: o.ImageTokens = None,
-    alignment: o.AlignmentName = None,
-    reference: o.ReferenceName = None,
-    rollout_seconds: o.RolloutSeconds = None,
-    rollout_tokens_per_s: o.RolloutRate = None,
-    rollout_memory: o.RolloutMemory = None,
-    rollout_apart: o.RolloutApart = False,
-    schedule: o.ScheduleNames = None,
-    allow: o.Allow = None,
-    forbid: o.Forbid = None,
-    memory_margin: o.MemoryMargin = None,
-    target_version: o.TargetVersion = None,
-    stack: o.Stack = True,
-    objective: o.ObjectiveName = "step_time_per_token",
-    deadline_hours: o.DeadlineHours = None,
-    deadline_days: o.DeadlineDays = None,
-    tokens: o.Tokens = None,
-    gap: o.SolveGap = None,
-    backend: o.Backend = "auto",
-    seed: o.Seed = 1,
-    workers: o.Workers = None,
-    witness: o.Witness = True,
-    warm_start: o.WarmStart = None,
+    words: Annotated[SolveWords, NOT_ASKED],
 ) -> ExitCode:
     """Write the answer of a problem as one integer program: degrees, divisibility, memory, critical paths."""
-    words = pick(SolveWords, {**NOT_ASKED, **locals()})
-    file = checks.program_file(words.out, "--out")
+    file = checks.program_file(out, "--out")
     checks.positive(words.time_limit, "--time-limit", "number of seconds")
     problem = words.problem(words.hardware)
     if full:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Final
 
 from milpplan.cli import checks, interrupts
 from milpplan.cli import options as o
 from milpplan.cli.arguments import problem_of, within_range
-from milpplan.cli.command import pick
-from milpplan.cli.length_options import LengthOptions, are_asked
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show_blocks
+from milpplan.cli.solve_options import DEFAULTS, LengthOptions, SolveWords, are_asked
 from milpplan.errors import InvalidInputError
 from milpplan.lengths import LengthsResult, bucketed, check_model, least_padding
 from milpplan.lengths.hotspa_export import hotspa_step
@@ -48,59 +46,30 @@ SHOWN_ENDS = 16
 """Maximum of printed ends of buckets."""
 
 
+NOT_ASKED: Final = {
+    name: value
+    for name, value in DEFAULTS.items()
+    if name
+    not in (
+        *("model", "hardware", "gpus", "global_batch", "seq_len", "precision", "fix", "time_limit", "out", "job"),
+        *("ignore", "attention", "grad_dtype", "memory_margin", "gap", "backend", "seed", "as_json"),
+    )
+}
+"""Values of ``solve``'s options that are no options of a step of several lengths."""
+
+
 def solve_lengths(
-    model: o.Model = None,
-    hardware: o.Hardware = None,
-    gpus: o.Gpus = None,
-    global_batch: o.GlobalBatch = None,
-    seq_len: o.SeqLen = None,
-    precision: o.Precision = "bf16",
-    fix: o.Fix = None,
+    *,
     time_limit: o.LengthsTimeLimit = None,
-    out: o.Out = None,
-    lengths: o.Lengths = None,
-    max_strategies: o.MaxStrategies = None,
-    tokens_per_step: o.TokensPerStep = None,
-    align: o.Align = None,
-    padding: o.Padding = False,
-    mask: o.Mask = None,
-    buckets: o.Buckets = None,
-    bucket_count: o.BucketCount = None,
-    baselines: o.Baselines = False,
-    side_by_side: o.SideBySide = None,
-    unlike_replicas: o.UnlikeReplicas = False,
-    hetu: o.Hetu = None,
-    job: o.JobFile = None,
-    ignore: o.Ignore = None,
-    attention: o.Attention = "flash",
-    grad_dtype: o.GradDtype = "fp32",
-    memory_margin: o.MemoryMargin = None,
+    lengths: LengthOptions,
     gap: o.LengthsGap = None,
-    backend: o.Backend = "auto",
-    seed: o.Seed = 1,
-    as_json: o.AsJson = False,
+    words: Annotated[SolveWords, NOT_ASKED],
 ) -> ExitCode:
     """Find the best step for sequences of several lengths: which strategies run which sequences, in turn or side
     by side, with a proved bound."""
-    asked = pick(LengthOptions, locals())
-    if not are_asked(asked):
+    if not are_asked(lengths):
         raise InvalidInputError("There is no file of lengths.", "Expected --lengths FILE.", "Add --lengths FILE.")
-    described = {
-        "gpus": gpus,
-        "global_batch": global_batch,
-        "seq_len": seq_len,
-        "precision": precision,
-        "attention": attention,
-        "grad_dtype": grad_dtype,
-        "objective": "step_time_per_token",
-        "deadline_hours": None,
-        "tokens": None,
-        "kind": "training",
-        "ignore": ignore,
-        "memory_margin": memory_margin,
-    }
-    limits = gap, time_limit, backend
-    return answer_lengths(model, hardware, described, "free", fix or [], asked, limits, out, as_json)
+    return answer_lengths(words, lengths)
 
 
 def workload(options: LengthOptions, model: ModelSpec, batch: str | None, cut: str | None) -> Workload:
@@ -136,33 +105,23 @@ def _ends(options: LengthOptions, model: ModelSpec, sequences: Workload) -> list
     return [int(end) for end in best]
 
 
-def answer_lengths(
-    model: str | None,
-    hardware: str | None,
-    job: Mapping[str, Any],
-    space: str,
-    fix: list[str],
-    options: LengthOptions,
-    limits: tuple[float | None, float | None, str],
-    out: Path | None,
-    as_json: bool,
-) -> ExitCode:
-    """Solve the step, print and write the answer; ``limits``: gap, seconds, backend."""
-    gap, time_limit_s, backend = limits
-    gap = DEFAULT_GAP if gap is None else gap
-    checks.positive(time_limit_s, "--time-limit", "number of seconds")
-    checks.choice(backend, "--backend", (AUTO, *backend_names()))
+def answer_lengths(words: SolveWords, options: LengthOptions) -> ExitCode:
+    """Solve the step, print and write the answer."""
+    gap = DEFAULT_GAP if words.gap is None else words.gap
+    checks.positive(words.time_limit, "--time-limit", "number of seconds")
+    checks.choice(words.backend, "--backend", (AUTO, *backend_names()))
     if not 0 <= gap < 1:
         raise InvalidInputError(f"--gap is {gap}.", "Expected a share from 0 to below 1.", "Correct --gap.")
-    problem = problem_of(model, hardware, {**job, "global_batch": "1", "seq_len": None}, space, fix)
-    lengths = workload(options, problem.model, job["global_batch"], job["seq_len"])
-    if out is not None:
-        check_writable(out)
+    job = words.job_words() | {"global_batch": "1", "seq_len": None}
+    problem = problem_of(words.model, words.hardware, job, words.space, words.fix or [])
+    lengths = workload(options, problem.model, words.global_batch, words.seq_len)
+    if words.out is not None:
+        check_writable(words.out)
     if options.hetu is not None:
         _check_hetu(options, problem)
         make_directory(options.hetu, "--hetu")
     strategies = DEFAULT_STRATEGIES if options.max_strategies is None else options.max_strategies
-    seconds = DEFAULT_TIME_LIMIT_S if time_limit_s is None else time_limit_s
+    seconds = DEFAULT_TIME_LIMIT_S if words.time_limit is None else words.time_limit
     with interrupts.leaving():
         load_solvers()
     with within_range():
@@ -173,14 +132,14 @@ def answer_lengths(
             strategies,
             gap,
             seconds,
-            backend,
+            words.backend,
             options.baselines,
             rules=options.rules,
             side_by_side=options.side_by_side,
             unlike_replicas=options.unlike_replicas,
         )
     with undisturbed():
-        return _print(problem, result, options, out, as_json)
+        return _print(problem, result, options, words.out, words.as_json)
 
 
 def _print(

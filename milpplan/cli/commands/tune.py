@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -20,10 +20,10 @@ from milpplan.calibration.trials import (
     play,
 )
 from milpplan.cli import checks, interrupts
-from milpplan.cli import options as o
 from milpplan.cli.answer import shown_progress
-from milpplan.cli.arguments import problem_of, within_range
+from milpplan.cli.arguments import within_range
 from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
+from milpplan.cli.solve_options import DEFAULTS, SolveWords
 from milpplan.errors import InfeasibleError, InvalidInputError
 from milpplan.launchers import target_named
 from milpplan.launchers.targets import restrict
@@ -58,9 +58,20 @@ _STEPS: Final = re.compile(r"(\b(?:train[-_]iters|train_steps|max_steps|steps)\"
 """Number of steps in a launch file, with its name."""
 
 
+NOT_ASKED: Final = {
+    name: value
+    for name, value in DEFAULTS.items()
+    if name
+    not in (
+        *("model", "hardware", "target", "gpus", "global_batch", "seq_len", "precision", "space", "fix", "allow"),
+        *("memory_margin", "stack", "scenarios", "time_limit", "as_json"),
+    )
+}
+"""Values of ``solve``'s options that are no options of trial runs."""
+
+
 def tune(
-    model: o.Model = None,
-    hardware: o.Hardware = None,
+    *,
     directory: Annotated[
         Path | None, typer.Option("--dir", metavar="DIR", help="Directory of the trials and their state.")
     ] = None,
@@ -80,22 +91,10 @@ def tune(
         float | None,
         typer.Option("--max-regret", metavar="SHARE", help="Stop at this proved regret.", show_default="0.02"),
     ] = None,
-    target: o.Target = None,
-    gpus: o.Gpus = None,
-    global_batch: o.GlobalBatch = None,
-    seq_len: o.SeqLen = None,
-    precision: o.Precision = "bf16",
-    space: o.SpaceKind = "free",
-    fix: o.Fix = None,
-    allow: o.Allow = None,
-    memory_margin: o.MemoryMargin = None,
-    stack: o.Stack = True,
-    scenarios: o.ScenariosFile = None,
-    time_limit: o.TimeLimit = None,
     played: Annotated[
         str | None, typer.Option("--play", metavar="SWEEP", help="Play a published sweep as if it were a cluster.")
     ] = None,
-    as_json: o.AsJson = False,
+    words: Annotated[SolveWords, NOT_ASKED],
 ) -> ExitCode:
     """Choose trial runs one after another: propose a plan with its launch files, take its log, drop the scenarios
     that it refutes, and stop when the regret of the best measured plan is proved small."""
@@ -107,11 +106,10 @@ def tune(
     if directory is None:
         raise checks.missing("--dir", "Expected the directory of the trials.")
     problem = None
-    if model is None:
-        _check_unused(gpus, global_batch, seq_len, target, fix, allow, memory_margin)
+    if words.model is None:
+        _check_unused(words)
     else:
-        job = _job(gpus, global_batch, seq_len, precision, memory_margin)
-        problem = _restricted(problem_of(model, hardware, job, space, fix or [], allow or [], None), target, stack)
+        problem = _restricted(words.whole(words.hardware), words.target, words.stack)
     state = _state(directory / STATE, problem)
     if state is None:
         if problem is None:
@@ -122,8 +120,8 @@ def tune(
             )
         make_directory(directory, "--dir")
         with within_range():
-            state = _started(problem, scenarios, time_limit)
-    elif scenarios is not None:
+            state = _started(problem, words.scenarios, words.time_limit)
+    elif words.scenarios is not None:
         raise InvalidInputError(
             f"--scenarios is given, and {shown(str(directory / STATE))} has scenarios.",
             "Expected the scenarios that the trials were started with.",
@@ -132,36 +130,25 @@ def tune(
     if max_regret is not None:
         state = state.model_copy(update={"max_regret": max_regret})
     state = _measured(state, directory, log, step_time, failed, sigma)
-    return _answer(_proposed(state, directory), directory, as_json)
+    return _answer(_proposed(state, directory), directory, words.as_json)
 
 
-def _job(
-    gpus: str | None, global_batch: str | None, seq_len: str | None, precision: str, memory_margin: float | None
-) -> dict[str, Any]:
-    """Collect the options that describe the job."""
-    return {
-        "gpus": gpus,
-        "global_batch": global_batch,
-        "seq_len": seq_len,
-        "precision": precision,
-        "attention": "flash",
-        "grad_dtype": "fp32",
-        "objective": "step_time_per_token",
-        "deadline_hours": None,
-        "tokens": None,
-        "kind": "training",
-        "ignore": None,
-        "memory_margin": memory_margin,
-    }
-
-
-def _check_unused(*values: object) -> None:
+def _check_unused(words: SolveWords) -> None:
     """Refuse options of the problem without MODEL: the trials have their problem.
 
     Raises:
         InvalidInputError: one is given.
     """
-    if any(values):
+    given = (
+        words.gpus,
+        words.global_batch,
+        words.seq_len,
+        words.target,
+        words.fix,
+        words.allow,
+        words.memory_margin,
+    )
+    if any(given):
         raise InvalidInputError(
             "Options of the problem are given without MODEL.",
             "Expected MODEL and HARDWARE with them, or --dir and the result of the pending trial alone.",
