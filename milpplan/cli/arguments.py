@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from pydantic import ValidationError
 
-from milpplan.cli.checks import choice, count_or_range, missing, positive, record, whole
+from milpplan.cli.command import choice, count_or_range, missing, positive, record, whole
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.optimize import fixed
 from milpplan.optimize.space.enumerate_layouts import broken_rules

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from milpplan.cli import arguments, checks
+from milpplan.cli import arguments, command
 from milpplan.cli.outcome import say
 from milpplan.errors import InvalidInputError
 from milpplan.problem import Problem
@@ -70,14 +70,14 @@ def problem_of(
     """
     _refuse_beside({"MODEL": model, "HARDWARE": hardware}, job)
     read = read_calculon(*files)
-    declared = SPACES[checks.choice(space, "--space", tuple(SPACES))]
+    declared = SPACES[command.choice(space, "--space", tuple(SPACES))]
     problem = calculon_problem(read, declared)
     sizes = {
         "num_gpus": ("gpus", "--gpus", MAX_GPUS),
         "global_batch_size": ("global_batch", "--global-batch", MAX_BATCH),
     }
     changes = {
-        field: checks.count_or_range(job[name], option, maximum)
+        field: command.count_or_range(job[name], option, maximum)
         for field, (name, option, maximum) in sizes.items()
         if job[name] is not None
     }

@@ -1,20 +1,25 @@
-"""Parts that all commands share: options as fields of a dataclass, sections and examples in their help, and
-outputs that never replace their inputs."""
+"""Parts that all commands share: options as fields of a dataclass, sections and examples in their help, outputs
+that never replace their inputs, words from job files, and checks of single words."""
 
 from __future__ import annotations
 
+import difflib
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
+import typer
+from pydantic import ValidationError
 from typer.core import TyperCommand
 
-from milpplan.cli import options as o
-from milpplan.errors import InvalidInputError
-from milpplan.problem.reading import shown
+from milpplan.errors import InvalidInputError, UnknownNameError
+from milpplan.problem import Range, read_text
+from milpplan.problem.reading import RecordType, invalid_fields, parse_toml, shown
+from milpplan.reports.files import check_writable
 
 Picked = TypeVar("Picked")
 WRITTEN: Final = ("out", "html", "trace", "report", "raw", "plot")
@@ -23,10 +28,13 @@ MAY_BE_REPLACED: Final = ("warm_start",)
 """Parameters whose file the result may replace: it is of the same kind, and at least as good."""
 SHORT_HELP: Final = 12
 """Commands with at most so many options list them in one section."""
-MOVED: Final = {"solve": o.LENGTHS}
+LENGTHS: Final = "Sequences of several lengths"
+MOVED: Final = {"solve": LENGTHS}
 """Sections that a command's help leaves out, because another command has taken their options over."""
 TOGETHER: Final = re.compile(r"(?:-\S+|>) [^-]\S*|\S+")
 """Pattern of a word, or of an option with its value."""
+ASIDE: Final = ("job", "help")
+"""Options that a job file cannot give."""
 
 
 def pick(record: type[Picked], parameters: Mapping[str, Any]) -> Picked:
@@ -153,3 +161,144 @@ def wrapped(words: str, width: int) -> list[str]:
         else:
             lines[-1] += f" {word}" if lines[-1] else word
     return lines
+
+
+def read_words(context: typer.Context, path: Path | None) -> Path | None:
+    """Take the defaults of arguments and options from a job file; command-line options override the file.
+
+    Raises:
+        InvalidInputError: the file cannot be read, or names no argument and no option of the command.
+    """
+    if path is not None and not context.resilient_parsing:
+        table = parse_toml(read_text(path), str(path))
+        context.default_map = {**(context.default_map or {}), **_words(context.command, table, path)}
+    return path
+
+
+def _words(command: Any, table: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Collect the values of a job file by parameter."""
+    parameters = {name: parameter for parameter in command.params for name in _names(parameter)}
+    words: dict[str, Any] = {}
+    for key, value in table.items():
+        name = key.replace("_", "-")
+        if name not in parameters:
+            raise InvalidInputError(
+                f"{path} gives {shown(key)}, which is no argument or option of {command.name}.",
+                f"Expected {', '.join(sorted(parameters))}.",
+                "Correct the name, or take the line out.",
+            )
+        parameter = parameters[name]
+        many = parameter.multiple or parameter.nargs != 1
+        if isinstance(value, dict) or isinstance(value, list) != many:
+            raise InvalidInputError(
+                f"{path}: {key} is {shown(str(value))}.",
+                f"Expected {'a list' if many else 'one value'}.",
+                f"Write it as --{name} takes it.",
+            )
+        words[parameter.name] = value
+    return words
+
+
+def _names(parameter: Any) -> list[str]:
+    """List the names of a parameter in a file: an option's long names, or an argument's name."""
+    if parameter.param_type_name == "option":
+        long = [name for name in (*parameter.opts, *parameter.secondary_opts) if name.startswith("--")]
+        return [name.removeprefix("--") for name in long if name.removeprefix("--") not in ASIDE]
+    return [] if parameter.name is None else [parameter.name.replace("_", "-")]
+
+
+MAX_KINDS: Final = 16
+"""Maximum of kinds of hardware to choose from."""
+OR_A_RANGE: Final = ", or a range such as 64:512 or 64:512:64"
+
+
+def whole(text: str, option: str, maximum: int, or_else: str = "") -> int:
+    """Read a positive integer of at most ``most``; ``or_else`` says what else the option takes."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if not 1 <= value <= maximum:
+        raise InvalidInputError(
+            f"{option} is {shown(text)}.",
+            f"Expected a whole number from 1 to {maximum:,}{or_else}.",
+            f"Correct {option}.",
+        )
+    return value
+
+
+def count_or_range(text: str, option: str, limit: int) -> int | Range:
+    """Read ``N``, ``LO:HI`` or ``LO:HI:STEP``."""
+    parts = text.split(":")
+    if len(parts) == 1:
+        return whole(text, option, limit, OR_A_RANGE)
+    if len(parts) > 3:
+        raise InvalidInputError(
+            f"{option} is {shown(text)}.", "Expected N, LO:HI or LO:HI:STEP.", f"Correct {option}."
+        )
+    minimum, maximum, step = (whole(part, option, limit, OR_A_RANGE) for part in [*parts, "1"][:3])
+    return record(Range, f"{option} {text}", minimum=minimum, maximum=maximum, step=step)
+
+
+def positive(value: float | None, option: str, what: str) -> None:
+    """Refuse an option's number that is not positive and finite."""
+    if value is not None and not 0 < value < math.inf:
+        raise InvalidInputError(f"{option} is {value}.", f"Expected a positive {what}.", f"Correct {option}.")
+
+
+def record(kind: type[RecordType], source: str, /, **values: Any) -> RecordType:
+    """Validate a record; an error says that the values are those of ``source``."""
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        raise invalid_fields(kind, error, source) from error
+
+
+def choice(text: str, option: str, known: Iterable[str]) -> str:
+    """Check that a text is a known word, and suggest the closest where it is not."""
+    names = tuple(known)
+    if text in names:
+        return text
+    close = difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.5)
+    raise UnknownNameError(
+        f"{option} {shown(text)} does not exist.",
+        f"Expected one of {', '.join(names)}.",
+        f"Did you mean {close[0]}?" if close else "Give one of these names.",
+    )
+
+
+def names_of(hardware: str | None) -> list[str]:
+    """Read the kinds of hardware of a command line: words with commas between them."""
+    names = [name.strip() for name in (hardware or "").split(",")]
+    if len(names) > 1 and (len(set(names)) < len(names) or "" in names or len(names) > MAX_KINDS):
+        raise InvalidInputError(
+            f"HARDWARE is {shown(hardware)}.",
+            f"Expected one description, or two to {MAX_KINDS} different ones with commas between them.",
+            "Correct HARDWARE.",
+        )
+    return names
+
+
+def missing(what: str, expected: str) -> InvalidInputError:
+    """Build the error for arguments and options that are missing, where Calculon's files would do as well."""
+    return InvalidInputError(
+        f"{what} is missing." if " and " not in what else f"{what} are missing.",
+        f"Expected {expected}, or --calculon with three files.",
+        "Add it; --help lists the arguments and options.",
+    )
+
+
+def program_file(path: Path | None, option: str) -> Path:
+    """Return the name of a file for an integer program.
+
+    Raises:
+        InvalidInputError: none was given, it ends in neither .mps nor .lp, or it cannot be written.
+    """
+    if path is None or path.suffix not in (".mps", ".lp"):
+        raise InvalidInputError(
+            f"{option} is missing." if path is None else f"{option} is {shown(str(path))}.",
+            "Expected the name of a file that ends in .mps or .lp.",
+            f"Give one, such as {option} plan.mps.",
+        )
+    check_writable(path)
+    return path

@@ -6,29 +6,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
-from milpplan.errors import InvalidInputError
-from milpplan.problem import hardware_names, model_names, read_text, stack_names
-from milpplan.problem.reading import parse_toml, shown
+from milpplan.cli.command import LENGTHS, read_words
+from milpplan.problem import hardware_names, model_names, stack_names
 
 JOB: Final = "Model and job"
 PLANS: Final = "Plans to choose from"
 COST: Final = "Objective, deadline and cost"
 PROOF: Final = "Search and proof"
 OUTPUT: Final = "Output"
-LENGTHS: Final = "Sequences of several lengths"
 
 LAUNCHERS: Final = (
     "megatron|megatron-bridge|torchtitan|nanotron|deepspeed|accelerate|automodel|slime|ms-swift|verl|trl|"
     "llama-factory|axolotl"
 )
 """Launchers, as the help shows them."""
-
-ASIDE: Final = ("job", "help")
-"""Options that a job file cannot give."""
 
 
 def models_like(incomplete: str) -> list[str]:
@@ -45,50 +40,6 @@ def hardware_like(incomplete: str) -> list[str]:
 def presets_like(incomplete: str) -> list[str]:
     """List the shipped models and hardware that start with a text."""
     return [*models_like(incomplete), *hardware_like(incomplete)]
-
-
-def read_words(context: typer.Context, path: Path | None) -> Path | None:
-    """Take the defaults of arguments and options from a job file; command-line options override the file.
-
-    Raises:
-        InvalidInputError: the file cannot be read, or names no argument and no option of the command.
-    """
-    if path is not None and not context.resilient_parsing:
-        table = parse_toml(read_text(path), str(path))
-        context.default_map = {**(context.default_map or {}), **_words(context.command, table, path)}
-    return path
-
-
-def _words(command: Any, table: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Collect the values of a job file by parameter."""
-    parameters = {name: parameter for parameter in command.params for name in _names(parameter)}
-    words: dict[str, Any] = {}
-    for key, value in table.items():
-        name = key.replace("_", "-")
-        if name not in parameters:
-            raise InvalidInputError(
-                f"{path} gives {shown(key)}, which is no argument or option of {command.name}.",
-                f"Expected {', '.join(sorted(parameters))}.",
-                "Correct the name, or take the line out.",
-            )
-        parameter = parameters[name]
-        many = parameter.multiple or parameter.nargs != 1
-        if isinstance(value, dict) or isinstance(value, list) != many:
-            raise InvalidInputError(
-                f"{path}: {key} is {shown(str(value))}.",
-                f"Expected {'a list' if many else 'one value'}.",
-                f"Write it as --{name} takes it.",
-            )
-        words[parameter.name] = value
-    return words
-
-
-def _names(parameter: Any) -> list[str]:
-    """List the names of a parameter in a file: an option's long names, or an argument's name."""
-    if parameter.param_type_name == "option":
-        long = [name for name in (*parameter.opts, *parameter.secondary_opts) if name.startswith("--")]
-        return [name.removeprefix("--") for name in long if name.removeprefix("--") not in ASIDE]
-    return [] if parameter.name is None else [parameter.name.replace("_", "-")]
 
 
 Model = Annotated[

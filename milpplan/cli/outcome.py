@@ -1,23 +1,25 @@
-"""Exit codes, output on stdout and stderr, and messages of errors."""
+"""Exit codes, output on stdout, messages and progress on stderr."""
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from milpplan.cli import interrupts
 from milpplan.errors import InfeasibleError, InvalidInputError, MilpplanError, SolverError
-from milpplan.units import cleaned, printable
+from milpplan.units import cleaned, gap_text, lower_bound_text, printable, rate_text, seconds_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from milpplan.optimize.records import Status
+    from milpplan.optimize.records import Progress, Status
+    from milpplan.problem.problem import Objective
     from milpplan.reports.blocks import Block
 
 WIDTH = 100
@@ -162,3 +164,53 @@ def beyond_numbers(error: BaseException) -> InvalidInputError:
         "Expected sizes, rates and counts of real models and clusters.",
         "Check the numbers in the files and on the command line.",
     )
+
+
+@contextmanager
+def shown_progress(objective: Objective, lines: bool = False) -> Iterator[Callable[[Progress], None] | None]:
+    """Make a callback for ``solve`` that prints on stderr; None where stderr is no terminal.
+
+    Args:
+        objective: The objective of the search.
+        lines: Print every progress as a line where stderr is no terminal.
+    """
+    if not sys.stderr.isatty():
+        yield (lambda progress: say(progress_line(progress, objective))) if lines else None
+        return
+    # Rich takes long to import, and --help does without.
+    from rich.console import Console
+
+    console = Console(stderr=True, markup=False, highlight=False, emoji=False)
+    best: list[float] = []
+    with console.status("looking for a first plan ...") as status:
+
+        def callback(progress: Progress) -> None:
+            line = progress_line(progress, objective)
+            if progress.incumbent is not None and (not best or progress.incumbent < best[-1]):
+                best.append(progress.incumbent)
+                console.print(line)
+            status.update(line)
+
+        yield callback
+
+
+def progress_line(progress: Progress, objective: Objective) -> str:
+    """Format incumbent, bound, gap, open layouts and seconds."""
+    incumbent, bound = progress.incumbent, progress.bound
+    gap = "-"
+    open_layouts = "-" if progress.open_layouts is None else f"{progress.open_layouts:,}"
+    if incumbent and bound is not None:
+        gap = gap_text(max(0.0, (incumbent - bound) / incumbent))
+    return (
+        f"{progress.wall_time_s:7.1f} s  best {_amount(incumbent, objective)}  "
+        f"bound {_amount(bound, objective, is_bound=True)}  gap {gap}  open layouts {open_layouts}"
+    )
+
+
+def _amount(value: float | None, objective: Objective, is_bound: bool = False) -> str:
+    """Write an objective; a lower bound is rounded down."""
+    if value is None:
+        return "-"
+    if objective == "gpu_hours":
+        return f"{rate_text(math.floor(value) if is_bound else value)} GPU-hours"
+    return lower_bound_text(value) if is_bound else seconds_text(value)

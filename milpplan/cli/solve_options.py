@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
-from milpplan.cli import checks
+from milpplan.cli import command
 from milpplan.cli import options as o
 from milpplan.errors import InvalidInputError
 from milpplan.problem.problem import MAX_SEQUENCE
@@ -145,7 +145,7 @@ class SolveWords:
         from milpplan.problem import stack_names
         from milpplan.problem.catalog import launcher_stack
 
-        names = checks.names_of(self.hardware)
+        names = command.names_of(self.hardware)
         kinds = names if len(names) > 1 else []
         return tuple(
             name for name in kinds if name not in stack_names() and launcher_stack(self.target, name) is None
@@ -277,7 +277,7 @@ def are_asked(asked: LengthOptions) -> bool:
         from milpplan.lengths import MAX_SEQUENCES
 
         maximum = MAX_SEQUENCE * (MAX_SEQUENCES if name == "--tokens-per-step" else 1)
-        checks.whole(str(options[name]), name, maximum)
+        command.whole(str(options[name]), name, maximum)
     switches = {
         "--padding": asked.padding,
         "--mask": asked.mask,

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from milpplan.calibration import error_bar, robustness
 from milpplan.calibration.error_bars import ErrorBar, Robustness
-from milpplan.cli import checks, interrupts
-from milpplan.cli.answer import (
-    INTERRUPTED,
-    SolveEnd,
-    compared,
-    evidence_of,
-    next_steps,
-    shown_progress,
-    uncertainty,
-)
+from milpplan.cli import command, interrupts
 from milpplan.cli.arguments import within_range
-from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, of_error, say, say_error, show_blocks
+from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, of_error, say, say_error, show_blocks, shown_progress
 from milpplan.cli.solve_options import LengthOptions, are_asked
-from milpplan.errors import InvalidInputError, MilpplanError
-from milpplan.explain import run_totals
+from milpplan.errors import InfeasibleError, InvalidInputError, MilpplanError
 from milpplan.optimize import Effort, PlanResult, SolveOptions, explain, solve_robust, target_price
-from milpplan.optimize.context import Deadline
-from milpplan.optimize.milp.solution import undisturbed
+from milpplan.optimize.context import Deadline, undisturbed
 from milpplan.optimize.records import ProgramAnswer
 from milpplan.optimize.search.closed_layouts import BUDGET
 from milpplan.optimize.solve import MARGIN_PRICE_GAP, without_margin
@@ -36,12 +27,84 @@ from milpplan.reports import write_whole
 from milpplan.reports.answers import solve_blocks
 from milpplan.reports.answers.solve import program_fact, program_text
 from milpplan.reports.files import check_writable
+from milpplan.simulation import step_times_s
 from milpplan.units import gap_text
 from milpplan.validation import Evidence
+from milpplan.validation.evidence import evidence
 
 if TYPE_CHECKING:
     from milpplan.cli.solve_options import SolveWords
+    from milpplan.explain import Choice
     from milpplan.explain.records import BreakEvens
+
+
+SolveEnd = Callable[[Problem], tuple[Plan | None, float | None]]
+
+
+def interrupted_diagnosis() -> InfeasibleError:
+    """Build the explanation of an infeasible problem whose diagnosis was interrupted."""
+    return InfeasibleError(
+        "No plan satisfies the request: proved.",
+        "Expected a problem with a plan.",
+        "The search for what would help was interrupted; run it again to know.",
+    )
+
+
+def uncertainty(result: PlanResult, solve_end: SolveEnd | None) -> tuple[ErrorBar | None, Robustness | None]:
+    """Compute the best plan's error bar, and whether it is best at both ends; ``solve_end`` solves there again."""
+    problem, plan = result.problem, result.plan
+    if plan is None or result.step_time_s is None or problem.other_hardware:
+        return None, None
+    bar = error_bar(problem, plan, result.step_time_s)
+    return bar, robustness(problem, plan, result.runners_up, solve_end)
+
+
+def evidence_of(result: PlanResult) -> Evidence | None:
+    """Look up what measured runs say about the plan, and about its choice among the runners-up."""
+    if result.plan is None or result.step_time_s is None or result.problem.inference:
+        return None
+    return evidence(result.problem, result.plan, result.step_time_s, result.runners_up)
+
+
+def compared(
+    result: PlanResult, robust: Robustness | None, known: Evidence | None
+) -> tuple[tuple[Plan, float], ...]:
+    """Simulate the runners-up, where robustness or evidence compares the plan with them."""
+    if robust is None and (known is None or not known.ablations):
+        return ()
+    return tuple(zip(result.runners_up, step_times_s(result.problem, result.runners_up), strict=True))
+
+
+def next_steps(result: PlanResult, out: Path | None, verbose: bool) -> Iterator[str]:
+    """Yield commands and options that help from here, a line each.
+
+    Args:
+        result: The answer of the solve.
+        out: Where its plan is written.
+        verbose: The whole answer is printed already.
+    """
+    if result.plan is None:
+        if result.status == "no_solution_found":
+            yield "a longer --time-limit, or fewer choices (--space uniform, --fix tp=8)"
+        return
+    hints = [] if out is not None else ["--out plan.json keeps the plan"]
+    hints += [] if verbose else ["--verbose prints stages, time, memory and the search"]
+    hints += ["a longer --time-limit narrows the gap"] if result.status == "feasible" else []
+    if hints:
+        yield "; ".join(hints)
+    file = shlex.quote("plan.json" if out is None else str(out))
+    if result.problem.space.target is not None:
+        yield f"milpplan export {file} --to {result.problem.space.target} --out launch"
+    elif _is_exportable(result.problem):
+        yield "--target megatron (or another launcher): the best plan to export"
+    yield f"milpplan report {file} --out report.html"
+
+
+def _is_exportable(problem: Problem) -> bool:
+    """Return True if some launcher's export writes jobs of this kind."""
+    unlike = problem.inference or bool(problem.other_hardware) or problem.job.alignment is not None
+    return not (unlike or problem.job.frozen_text or problem.model.vision is not None)
+
 
 METHODS: Final = ("search", "program")
 
@@ -55,8 +118,8 @@ def run(words: SolveWords, lengths: LengthOptions) -> ExitCode:
     """
     if are_asked(lengths):
         return _solve_lengths(words, lengths)
-    names = checks.names_of(words.hardware)
-    if checks.choice(words.method, "--method", METHODS) == "program" and len(names) > 1:
+    names = command.names_of(words.hardware)
+    if command.choice(words.method, "--method", METHODS) == "program" and len(names) > 1:
         raise InvalidInputError(
             "--method program with several kinds of hardware.",
             "Expected one cluster, whose answer is one program.",
@@ -71,7 +134,7 @@ def run(words: SolveWords, lengths: LengthOptions) -> ExitCode:
     # The problem without the restriction to a launcher, to prove what the restriction costs.
     priced = words.target is not None and words.price_limit and not words.robust
     whole = words.whole(names[0] or None) if priced else None
-    checks.positive(options.time_limit_s, "--time-limit", "number of seconds")
+    command.positive(options.time_limit_s, "--time-limit", "number of seconds")
     if words.out is not None:
         check_writable(words.out)
     scenarios = None if words.scenarios is None else load_scenarios(words.scenarios)
@@ -100,8 +163,8 @@ def run(words: SolveWords, lengths: LengthOptions) -> ExitCode:
 def _choose_hardware(
     names: list[str], words: SolveWords, price_of: dict[str, float], options: SolveOptions
 ) -> ExitCode:
-    """Solve the problem on several kinds of hardware, and compare the answers."""
-    from milpplan.cli.candidates import choose_hardware
+    """Solve on every kind of hardware, print the kinds in order with the costs of a whole run, write the best."""
+    from milpplan.explain import Candidate, choose
 
     unfitted = words.unfitted() if words.target is not None and words.stack else ()
     if unfitted:
@@ -109,8 +172,21 @@ def _choose_hardware(
             f"No stack of {words.target} is fitted on {', '.join(unfitted)}: all kinds are compared with the "
             "constants of their descriptions alone."
         )
-    asked = words.out, words.as_json, words.verbose, words.progress
-    return choose_hardware(names, words.problem, price_of, options, *asked)
+    if words.out is not None:
+        check_writable(words.out)
+    command.positive(options.time_limit_s, "--time-limit", "number of seconds")
+    candidates = [Candidate(name, _priced(words.problem(name), price_of), price_of.get(name)) for name in names]
+    options = replace(options, cancelled=interrupts.asked_to_stop)
+    choices: list[Choice] = []
+    with (
+        interrupts.keeping(choices),
+        shown_progress(candidates[0].problem.job.objective, words.progress) as callback,
+        within_range(),
+        interrupts.limited(options.time_limit_s),
+    ):
+        choices.append(choose(candidates, replace(options, callback=callback)))
+    with undisturbed():
+        return _print_choice(choices[0], options, words)
 
 
 def prices(text: str | None, names: Sequence[str], tokens: float | None) -> dict[str, float]:
@@ -131,7 +207,7 @@ def prices(text: str | None, names: Sequence[str], tokens: float | None) -> dict
     for part in text.split(","):
         name, equals, word = part.rpartition("=")
         for priced in [name.strip()] if equals else names:
-            price_of[checks.choice(priced, "--price-per-gpu-hour", names)] = _price(word)
+            price_of[command.choice(priced, "--price-per-gpu-hour", names)] = _price(word)
     missing = [name for name in names if name not in price_of]
     if missing:
         raise InvalidInputError(
@@ -147,7 +223,7 @@ def _price(word: str) -> float:
         price = float(word)
     except ValueError:
         price = -1.0
-    checks.positive(price if price != -1.0 else float("nan"), "--price-per-gpu-hour", "price")
+    command.positive(price if price != -1.0 else float("nan"), "--price-per-gpu-hour", "price")
     return price
 
 
@@ -171,7 +247,7 @@ def _comment(
     result = answer.result
     if result.status == "infeasible":
         # This explanation stays if the diagnosis below is interrupted.
-        answer.why = INTERRUPTED
+        answer.why = interrupted_diagnosis()
         answer.why = explain(result.problem, options.forbid, Effort(deadline=deadline.until))
     answer.known = evidence_of(result)
     if words.method == "program" and result.plan is not None and not result.message:
@@ -200,7 +276,11 @@ def _comment(
 def _print(answer: _Answer, options: SolveOptions, words: SolveWords, price: float | None) -> ExitCode:
     """Print and write the result."""
     result, why, bar, robust, known = answer.result, answer.why, answer.bar, answer.robust, answer.known
-    totals = run_totals(result, price)
+    totals = None
+    if result.problem.job.training_tokens is not None:
+        from milpplan.explain import run_totals
+
+        totals = run_totals(result, price)
     for line in (*result.details.get("unavailable", ()), result.message, _why_not_proved(result, options)):
         if line:
             say(line)
@@ -314,3 +394,38 @@ def _solve_lengths(words: SolveWords, asked: LengthOptions) -> ExitCode:
     code = answer_lengths(words, asked)
     say("`milpplan solve --lengths` is now `milpplan solve-lengths`, with the same options.")
     return code
+
+
+def _print_choice(choice: Choice, options: SolveOptions, words: SolveWords) -> ExitCode:
+    """Print the candidates in order, write the best result."""
+    from milpplan.reports.answers.hardware_choice import choice_blocks, choice_document
+    from milpplan.reports.documents.document import document_text, result_document
+
+    for outcome in choice.outcomes:
+        if outcome.result.message:
+            say(f"{outcome.candidate.name}: {outcome.result.message}")
+    best = choice.best
+    if words.as_json:
+        emit(document_text(choice_document(choice, options.gap)))
+    else:
+        steps = () if best is None else tuple(next_steps(best.result, words.out, words.verbose))
+        show_blocks(choice_blocks(choice, words.verbose, steps))
+    if words.out is not None and best is not None:
+        document = result_document(best.result, options.gap, totals=best.totals)
+        write_whole(words.out, document_text(document))
+        say(f"The result of {best.candidate.name} is written to {words.out}.")
+    return _code_of_choice(choice)
+
+
+def _priced(problem: Problem, price_of: Mapping[str, float]) -> Problem:
+    """Minimise GPU-hours where there are prices: the minimum cost of each kind of hardware follows from them."""
+    if not price_of:
+        return problem
+    return problem.model_copy(update={"job": problem.job.model_copy(update={"objective": "gpu_hours"})})
+
+
+def _code_of_choice(choice: Choice) -> ExitCode:
+    best = choice.best
+    if best is None:
+        return OF_STATUS["infeasible" if choice.proved else "no_solution_found"]
+    return OF_STATUS["optimal" if choice.proved and best.result.status == "optimal" else "feasible"]

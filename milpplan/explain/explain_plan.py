@@ -20,8 +20,7 @@ from milpplan.explain.optima import Budget, Yardstick, asked_for, saved_share
 from milpplan.explain.records import BreakEvens, Explanation, Interval, Optimum, SingleChange, WishAnswer, Worth
 from milpplan.explain.why_not import Wish, answer, checked, limits, neighbours, wish_words
 from milpplan.optimize import DEFAULT_GAP, Effort, explain, with_job
-from milpplan.optimize.context import Deadline
-from milpplan.optimize.milp.solution import undisturbed
+from milpplan.optimize.context import Deadline, undisturbed
 from milpplan.optimize.space.enumerate_layouts import broken_rules
 from milpplan.problem import BusTable, HardwareSpec, Plan, Problem
 from milpplan.problem.hardware import ScaleUp

@@ -1,13 +1,17 @@
-"""Context of one solve: options, solvers, deadline and counters."""
+"""Context of one solve: options, solvers, deadline, counters, and signals held back."""
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from milpplan.errors import UnavailableError
-from milpplan.optimize.milp.solution import Backend, end_if
+from milpplan.optimize.milp.solution import Backend
 from milpplan.optimize.records import SolveOptions
 from milpplan.optimize.search.closed_layouts import BUDGET, Budget
 
@@ -121,5 +125,37 @@ class SolveContext:
 
     def out_of_time(self) -> bool:
         """Return True once the time limit has passed; raise KeyboardInterrupt if the solve was cancelled."""
-        end_if(self.options.cancelled)
+        if self.options.cancelled is not None and self.options.cancelled():
+            raise KeyboardInterrupt
         return self.deadline is not None and time.monotonic() >= self.deadline
+
+
+@contextmanager
+def undisturbed() -> Iterator[list[int]]:
+    """Hold back Ctrl-C, and every other handled signal, until the end of the block.
+
+    Yields:
+        The signals that came, for the caller to handle; always empty outside of the main thread.
+    """
+    heard: list[int] = []
+    before: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        signals = (getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGALRM"))
+        before = {signum: signal.getsignal(signum) for signum in signals if signum is not None}
+        before = {signum: handler for signum, handler in before.items() if callable(handler)}
+    for signum in before:
+        signal.signal(signum, lambda number, frame: heard.append(number))
+    try:
+        yield heard
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Hold back Ctrl-C, and every other handled signal, and raise it when the block has ended."""
+    with undisturbed() as heard:
+        yield
+    if heard:
+        signal.raise_signal(signal.Signals(heard[0]))

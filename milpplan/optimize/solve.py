@@ -16,12 +16,11 @@ import numpy as np
 from pydantic import ValidationError
 
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.context import Deadline, SolveContext
+from milpplan.optimize.context import Deadline, SolveContext, undisturbed
 from milpplan.optimize.fewest import FewestSearch
 from milpplan.optimize.layout import LayoutContext, fitted_plan
 from milpplan.optimize.milp.backends import backend as backend_named
 from milpplan.optimize.milp.backends import witnesses
-from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.objective import objective_weights, printed_unit, progress_unit
 from milpplan.optimize.records import (
     DEFAULT_GAP,

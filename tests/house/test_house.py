@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.house import static_measures
 
 LIMITS = {
-    "modules": 371,
+    "modules": 363,
     "lines": 105_060,
     "files in the largest folder": 13,
     "import circles": 0,
@@ -13,7 +13,7 @@ LIMITS = {
     "words of README.md": 1_000,
     "words of docs": 32_000,
     "words of CHANGELOG.md": 600,
-    "internal modules that tests import": 116,
+    "internal modules that tests import": 115,
 }
 """Lower a limit when the measure falls; raise it only in a commit that says why."""
 

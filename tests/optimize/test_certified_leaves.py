@@ -16,9 +16,9 @@ import pytest
 
 from milpplan import Problem, SolveOptions, solve
 from milpplan.calibration import write_overlay
-from milpplan.cli.answer import compared, evidence_of, uncertainty
 from milpplan.cli.arguments import within_range
 from milpplan.cli.commands.certify import certified
+from milpplan.cli.solving import compared, evidence_of, uncertainty
 from milpplan.errors import MilpplanError
 from milpplan.optimize import SecondProofs, other_backend
 from milpplan.problem import Constants, Factor, parse_json, validated

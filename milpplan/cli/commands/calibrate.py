@@ -16,7 +16,7 @@ from milpplan.calibration.sources import LoggedRun, calibrated, calibrated_from_
 from milpplan.calibration.tables import calibration_blocks, document_text
 from milpplan.cli import options as o
 from milpplan.cli.arguments import check_plan_of_file, within_range
-from milpplan.cli.checks import positive
+from milpplan.cli.command import positive
 from milpplan.cli.interrupts import limited
 from milpplan.cli.launcher_text import launcher_text
 from milpplan.cli.outcome import ExitCode, emit, say, show_blocks

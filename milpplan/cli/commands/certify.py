@@ -16,11 +16,11 @@ import typer
 
 from milpplan.calibration import joint_end
 from milpplan.calibration.error_bars import ENDS
-from milpplan.cli import checks, interrupts
+from milpplan.cli import command, interrupts
 from milpplan.cli import options as o
-from milpplan.cli.answer import INTERRUPTED, compared, evidence_of, shown_progress, uncertainty
 from milpplan.cli.arguments import check_plan_of_file, within_range
-from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
+from milpplan.cli.outcome import ExitCode, emit, say, show_blocks, shown_progress
+from milpplan.cli.solving import compared, evidence_of, interrupted_diagnosis, uncertainty
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.explain import run_totals
 from milpplan.launchers import restrict
@@ -36,11 +36,10 @@ from milpplan.optimize import (
 )
 from milpplan.optimize.certify import ROUNDING, listed_problem, objective_of
 from milpplan.optimize.certify import certify as certify_claim
-from milpplan.optimize.context import Deadline
+from milpplan.optimize.context import Deadline, undisturbed
 from milpplan.optimize.milp.backends import AUTO, backend_names
 from milpplan.optimize.milp.block_program import solve_block_program
 from milpplan.optimize.milp.program import Program
-from milpplan.optimize.milp.solution import undisturbed
 from milpplan.optimize.milp.write_program import WRITERS, write_mps
 from milpplan.optimize.objective import has_one_step_time, objective_per_second, printed_unit
 from milpplan.optimize.records import Check, FastestPlan, SolverWork, Status, TargetPrice, Verdict
@@ -148,16 +147,16 @@ def certify(
 ) -> ExitCode:
     """Prove a result again with another solver, without trusting the run that made it. Exits with 0 if it is
     certified, 2 if it is refuted or was changed, 4 if the second proof does not reach the bound."""
-    checks.positive(time_limit, "--time-limit", "number of seconds")
+    command.positive(time_limit, "--time-limit", "number of seconds")
     deadline = Deadline.after(time_limit)
     document = read_result(result)
     check_constants(document, result)
-    file = None if program is None else checks.program_file(program, "--program")
+    file = None if program is None else command.program_file(program, "--program")
     written = None if programs is None else Programs(_folder(programs))
     own = document.solver.backend
     chosen = other_backend(own)
     if backend is not None:
-        chosen = checks.choice(backend, "--backend", (AUTO, *backend_names()))
+        chosen = command.choice(backend, "--backend", (AUTO, *backend_names()))
     if chosen == own:
         say(f"The result is by {chosen} itself: another --backend would say more.")
     objective = document.problem.job.objective
@@ -400,8 +399,8 @@ def rebuilt(document: ResultDocument, claim: ClaimedResult, source: str) -> Resu
 def _explained(document: ResultDocument, claim: ClaimedResult) -> MilpplanError:
     """Explain why there is no plan; None if the explanation was interrupted."""
     said = document.infeasible
-    if said is not None and (said.seen, said.expected, said.do) == _words(INTERRUPTED):
-        return INTERRUPTED
+    if said is not None and (said.seen, said.expected, said.do) == _words(interrupted_diagnosis()):
+        return interrupted_diagnosis()
     return explain(document.problem, claim.forbid)
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from milpplan.cli import arguments, checks, interrupts
+from milpplan.cli import arguments, command, interrupts
 from milpplan.cli import options as o
 from milpplan.cli.arguments import check_plan_of_file, within_range
 from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
@@ -19,7 +19,7 @@ from milpplan.errors import InvalidInputError
 from milpplan.explain import WISHABLE, Explanation
 from milpplan.explain.explain_plan import explain_plan
 from milpplan.optimize import DEFAULT_GAP
-from milpplan.optimize.milp.solution import undisturbed
+from milpplan.optimize.context import undisturbed
 from milpplan.problem import Space
 from milpplan.problem.reading import shown
 from milpplan.reports.answers.explain import explanation_blocks, explanation_document
@@ -54,7 +54,7 @@ def explain(
     as_json: o.AsJson = False,
 ) -> ExitCode:
     """Explain a plan: what limits it, what more memory or bandwidth would gain, why not another choice; proved."""
-    checks.positive(time_limit, "--time-limit", "number of seconds")
+    command.positive(time_limit, "--time-limit", "number of seconds")
     wishes = [wish(text) for text in why_not or []]
     problem, explained = read_plan(plan)
     check_plan_of_file(problem, explained)
@@ -113,7 +113,7 @@ def wish(text: str) -> Mapping[str, object]:
     if others:
         values = arguments.assignments(",".join(others), "--why-not", WISHABLE)
     for part in modes:
-        values["recompute"] = checks.choice(
+        values["recompute"] = command.choice(
             part.partition("=")[2].strip(), "--why-not recompute", Space().recompute
         )
     return values

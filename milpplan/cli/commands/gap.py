@@ -9,13 +9,12 @@ from typing import Annotated, Final
 
 import typer
 
-from milpplan.cli import arguments, checks, interrupts
+from milpplan.cli import arguments, command, interrupts
 from milpplan.cli import options as o
-from milpplan.cli.answer import shown_progress
 from milpplan.cli.arguments import check_plan_of_file, within_range
 from milpplan.cli.commands.compare import short_names
 from milpplan.cli.launcher_text import launcher_text
-from milpplan.cli.outcome import ExitCode, emit, say, say_error, show_blocks
+from milpplan.cli.outcome import ExitCode, emit, say, say_error, show_blocks, shown_progress
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.explain.judge.gap import Solves, widened
 from milpplan.explain.judge.gap import gap as judge
@@ -23,8 +22,7 @@ from milpplan.explain.judge.records import GapReport
 from milpplan.launchers import ImportRequest, restrict, target_named
 from milpplan.launchers.targets import Launcher
 from milpplan.optimize import DEFAULT_GAP
-from milpplan.optimize.context import Deadline
-from milpplan.optimize.milp.solution import undisturbed
+from milpplan.optimize.context import Deadline, undisturbed
 from milpplan.problem import HardwareSpec, ModelSpec, Plan, Problem, load_hardware, load_model
 from milpplan.problem.calculon.translation import CalculonFiles, calculon_run, notes, read_calculon
 from milpplan.problem.catalog import fitted_hardware
@@ -243,10 +241,10 @@ def _answer(files: Sequence[Path], source: Source, wanted: Wanted) -> ExitCode:
 
 
 def _check(files: Sequence[Path], source: Source, wanted: Wanted) -> None:
-    checks.positive(wanted.time_limit_s, "--time-limit", "number of seconds")
-    checks.positive(wanted.tokens, "--tokens", "number of tokens")
-    checks.positive(wanted.price_per_gpu_hour, "--price-per-gpu-hour", "price")
-    checks.choice(wanted.space, "--space", (*SPACES, DECLARED))
+    command.positive(wanted.time_limit_s, "--time-limit", "number of seconds")
+    command.positive(wanted.tokens, "--tokens", "number of tokens")
+    command.positive(wanted.price_per_gpu_hour, "--price-per-gpu-hour", "price")
+    command.choice(wanted.space, "--space", (*SPACES, DECLARED))
     if bool(files) == (source.calculon is not None):
         raise InvalidInputError(
             "Plan files are given together with --calculon." if files else "No plan is given.",

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from milpplan.cli.checks import choice, count_or_range, positive, whole
+from milpplan.cli.command import choice, count_or_range, positive, whole
 from milpplan.cli.outcome import say, say_error
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.problem import load_hardware, load_model

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from milpplan.cli.checks import choice
+from milpplan.cli.command import choice
 from milpplan.cli.outcome import show_blocks
 from milpplan.reports.answers.descriptions import hardware_table, model_table, stack_table
 

@@ -8,15 +8,15 @@ from typing import Annotated, Final
 
 import typer
 
-from milpplan.cli import checks, interrupts
+from milpplan.cli import command, interrupts
 from milpplan.cli import options as o
-from milpplan.cli.answer import evidence_of, next_steps, shown_progress
 from milpplan.cli.arguments import within_range
-from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show_blocks
+from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show_blocks, shown_progress
 from milpplan.cli.solve_options import DEFAULTS, SolveWords
+from milpplan.cli.solving import evidence_of, next_steps
 from milpplan.explain import Fewest, fewest_gpus
 from milpplan.optimize import SolveOptions
-from milpplan.optimize.milp.solution import undisturbed
+from milpplan.optimize.context import undisturbed
 from milpplan.problem import Problem
 from milpplan.reports import write_whole
 from milpplan.reports.answers.hardware_choice import fewest_blocks, fewest_document
@@ -72,7 +72,7 @@ def min_gpus(
     number does not suffice (up to a node every number is tried, beyond it whole nodes)."""
     problem = replace(words, gpus=gpus or "1").problem(hardware)
     options = words.options(problem)
-    checks.positive(time_limit, "--time-limit", "number of seconds")
+    command.positive(time_limit, "--time-limit", "number of seconds")
     if words.out is not None:
         check_writable(words.out)
     fewest = _fewest(problem, options, gpus is None, words.progress)

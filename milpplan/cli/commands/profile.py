@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from milpplan.calibration import write_overlay
-from milpplan.cli import checks
+from milpplan.cli import command
 from milpplan.cli import options as o
 from milpplan.cli.arguments import within_range
 from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
@@ -56,7 +56,7 @@ def profile(
     as_json: o.AsJson = False,
 ) -> ExitCode:
     """Measure this machine's GPUs, as an overlay on a description (needs PyTorch: milpplan[profile])."""
-    checks.positive(time_limit, "--time-limit", "number of seconds")
+    command.positive(time_limit, "--time-limit", "number of seconds")
     load_hardware(hardware)
     check_writable(out)
     if source is None:

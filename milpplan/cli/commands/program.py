@@ -8,10 +8,9 @@ from typing import Annotated, Final
 
 import typer
 
-from milpplan.cli import checks, interrupts
-from milpplan.cli.answer import shown_progress
+from milpplan.cli import command, interrupts
 from milpplan.cli.arguments import within_range
-from milpplan.cli.outcome import OF_STATUS, ExitCode, say, show_blocks
+from milpplan.cli.outcome import OF_STATUS, ExitCode, say, show_blocks, shown_progress
 from milpplan.cli.solve_options import DEFAULTS, SolveWords
 from milpplan.optimize import SolveOptions
 from milpplan.optimize.context import Deadline
@@ -52,8 +51,8 @@ def program(
     words: Annotated[SolveWords, NOT_ASKED],
 ) -> ExitCode:
     """Write the answer of a problem as one integer program: degrees, divisibility, memory, critical paths."""
-    file = checks.program_file(out, "--out")
-    checks.positive(words.time_limit, "--time-limit", "number of seconds")
+    file = command.program_file(out, "--out")
+    command.positive(words.time_limit, "--time-limit", "number of seconds")
     problem = words.problem(words.hardware)
     if full:
         for path in WRITERS[file.suffix](monolithic_program(problem), file):

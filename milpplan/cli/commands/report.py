@@ -13,7 +13,7 @@ from milpplan.cli.arguments import check_plan_of_file, within_range
 from milpplan.cli.outcome import ExitCode, say
 from milpplan.errors import InvalidInputError
 from milpplan.explain.overview import plan_overview
-from milpplan.optimize.milp.solution import undisturbed
+from milpplan.optimize.context import undisturbed
 from milpplan.problem import Plan, Problem
 from milpplan.reports import lengths_in, lengths_trace, write_whole
 from milpplan.reports.chrome_trace import trace_text

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 from pydantic import BaseModel
 
-from milpplan.cli.checks import choice
+from milpplan.cli.command import choice
 from milpplan.cli.outcome import emit
 from milpplan.lengths import (
     DispatchFile,

@@ -11,7 +11,7 @@ from milpplan.calibration import error_bar
 from milpplan.cli import calculon as calculons
 from milpplan.cli import options as o
 from milpplan.cli.arguments import check_plan_of_file, within_range
-from milpplan.cli.checks import missing
+from milpplan.cli.command import missing
 from milpplan.cli.outcome import ExitCode, emit, show_blocks
 from milpplan.problem import Plan, Problem
 from milpplan.problem.calculon.translation import calculon_run, read_calculon

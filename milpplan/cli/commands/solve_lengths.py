@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Final
 
-from milpplan.cli import checks, interrupts
+from milpplan.cli import command, interrupts
 from milpplan.cli import options as o
 from milpplan.cli.arguments import problem_of, within_range
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show_blocks
@@ -20,8 +20,8 @@ from milpplan.lengths.workload import (
     step_of,
     workload_of,
 )
+from milpplan.optimize.context import undisturbed
 from milpplan.optimize.milp.backends import AUTO, backend_names, load_solvers
-from milpplan.optimize.milp.solution import undisturbed
 from milpplan.problem import ModelSpec, Problem
 from milpplan.problem.problem import MAX_BATCH, MAX_SEQUENCE
 from milpplan.reports import write_whole
@@ -75,8 +75,8 @@ def solve_lengths(
 def workload(options: LengthOptions, model: ModelSpec, batch: str | None, cut: str | None) -> Workload:
     """Read the sequences of the step: the first of the file, or drawn from its histogram or law. Longer sequences
     are ``cut``, and all are padded to their buckets, if there are any."""
-    longest = None if cut is None else checks.whole(cut, "--seq-len", MAX_SEQUENCE)
-    number = None if batch is None else checks.whole(batch, "--global-batch", MAX_BATCH)
+    longest = None if cut is None else command.whole(cut, "--seq-len", MAX_SEQUENCE)
+    number = None if batch is None else command.whole(batch, "--global-batch", MAX_BATCH)
     assert options.lengths is not None
     drawn = read_lengths(options.lengths, number, options.seed, options.tokens_per_step)
     sequences = workload_of(step_of(drawn, number, options.tokens_per_step, longest), options.alignment, longest)
@@ -98,7 +98,7 @@ def _ends(options: LengthOptions, model: ModelSpec, sequences: Workload) -> list
             "Both --buckets and --bucket-count are given.", "Expected one of them.", "Leave out the other."
         )
     if options.buckets is not None:
-        return [checks.whole(word, "--buckets", MAX_SEQUENCE) for word in options.buckets.split(",")]
+        return [command.whole(word, "--buckets", MAX_SEQUENCE) for word in options.buckets.split(",")]
     if options.bucket_count is None:
         return None
     best = least_padding(model, sequences, options.bucket_count, options.rules.mask)
@@ -108,8 +108,8 @@ def _ends(options: LengthOptions, model: ModelSpec, sequences: Workload) -> list
 def answer_lengths(words: SolveWords, options: LengthOptions) -> ExitCode:
     """Solve the step, print and write the answer."""
     gap = DEFAULT_GAP if words.gap is None else words.gap
-    checks.positive(words.time_limit, "--time-limit", "number of seconds")
-    checks.choice(words.backend, "--backend", (AUTO, *backend_names()))
+    command.positive(words.time_limit, "--time-limit", "number of seconds")
+    command.choice(words.backend, "--backend", (AUTO, *backend_names()))
     if not 0 <= gap < 1:
         raise InvalidInputError(f"--gap is {gap}.", "Expected a share from 0 to below 1.", "Correct --gap.")
     job = words.job_words() | {"global_batch": "1", "seq_len": None}

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from milpplan.cli import options as o
 from milpplan.cli.outcome import ExitCode, emit, say, show
-from milpplan.optimize.milp.solution import undisturbed
+from milpplan.optimize.context import undisturbed
 from milpplan.parallel import usable_cpus
 from milpplan.problem.records import Count, Record
 from milpplan.reports.documents.document import document_text

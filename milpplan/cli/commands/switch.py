@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from milpplan.cli import checks
+from milpplan.cli import command
 from milpplan.cli import options as o
 from milpplan.cli.arguments import check_plan_of_file, within_range
 from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
@@ -51,7 +51,7 @@ def switch(
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write the JSON here.")] = None,
 ) -> ExitCode:
     """Plan the switch of a job to another plan: who sends which states to whom, and how long that takes."""
-    chosen = next(name for name in SENDERS if name == checks.choice(senders, "--senders", SENDERS))
+    chosen = next(name for name in SENDERS if name == command.choice(senders, "--senders", SENDERS))
     rates = None if bandwidths is None else _rates(bandwidths)
     if out is not None:
         check_writable(out)

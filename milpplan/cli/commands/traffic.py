@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from milpplan.cli import checks
+from milpplan.cli import command
 from milpplan.cli import options as o
 from milpplan.cli.arguments import check_plan_of_file, within_range
 from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
@@ -45,7 +45,7 @@ def traffic(
     ] = None,
 ) -> ExitCode:
     """Count who sends how much to whom in one step of a plan: by parallelism, tier, link and time."""
-    chosen = next(name for name in ALGORITHMS if name == checks.choice(algorithm, "--algorithm", ALGORITHMS))
+    chosen = next(name for name in ALGORITHMS if name == command.choice(algorithm, "--algorithm", ALGORITHMS))
     if html is not None:
         require_jinja()
     for target in (out, html):

@@ -19,10 +19,9 @@ from milpplan.calibration.trials import (
     first_state,
     play,
 )
-from milpplan.cli import checks, interrupts
-from milpplan.cli.answer import shown_progress
+from milpplan.cli import command, interrupts
 from milpplan.cli.arguments import within_range
-from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
+from milpplan.cli.outcome import ExitCode, emit, say, show_blocks, shown_progress
 from milpplan.cli.solve_options import DEFAULTS, SolveWords
 from milpplan.errors import InfeasibleError, InvalidInputError
 from milpplan.launchers import target_named
@@ -98,13 +97,13 @@ def tune(
 ) -> ExitCode:
     """Choose trial runs one after another: propose a plan with its launch files, take its log, drop the scenarios
     that it refutes, and stop when the regret of the best measured plan is proved small."""
-    checks.positive(max_regret, "--max-regret", "share")
-    checks.positive(sigma, "--sigma", "share")
-    checks.positive(step_time, "--step-time", "number of seconds")
+    command.positive(max_regret, "--max-regret", "share")
+    command.positive(sigma, "--sigma", "share")
+    command.positive(step_time, "--step-time", "number of seconds")
     if played is not None:
         return _play(played, max_regret or MAX_REGRET)
     if directory is None:
-        raise checks.missing("--dir", "Expected the directory of the trials.")
+        raise command.missing("--dir", "Expected the directory of the trials.")
     problem = None
     if words.model is None:
         _check_unused(words)
@@ -159,7 +158,7 @@ def _check_unused(words: SolveWords) -> None:
 def _restricted(problem: Problem, target: str | None, stack: bool) -> Problem:
     """Restrict a problem to what its launcher can run; its number of GPUs and its batch must be fixed."""
     if target is None:
-        raise checks.missing("--target", "Expected the launcher that runs the trials.")
+        raise command.missing("--target", "Expected the launcher that runs the trials.")
     if len(problem.job.num_gpus_values) > 1 or len(problem.job.global_batch_values) > 1:
         raise InvalidInputError(
             "--gpus or --global-batch is a range.",
@@ -189,7 +188,7 @@ def _state(path: Path, problem: Problem | None) -> TuneState | None:
 
 def _started(problem: Problem, path: Path | None, time_limit: float | None) -> TuneState:
     """Solve the problem in all scenarios, and start the trials."""
-    checks.positive(time_limit, "--time-limit", "number of seconds")
+    command.positive(time_limit, "--time-limit", "number of seconds")
     given = None if path is None else load_scenarios(path)
     options = SolveOptions(gap=ROBUST_GAP, time_limit_s=time_limit, cancelled=interrupts.asked_to_stop)
     with shown_progress("step_time_per_token") as callback, interrupts.limited(time_limit):

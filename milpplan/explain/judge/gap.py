@@ -22,7 +22,7 @@ from milpplan.explain.judge.records import Change, Effort, GapReport, NearPlan, 
 from milpplan.explain.records import SingleChange
 from milpplan.optimize import DEFAULT_GAP, PlanResult, Progress, SolveOptions, with_job, with_space
 from milpplan.optimize.bounds.cluster_bounds import cluster_compute_bounds
-from milpplan.optimize.milp.solution import undisturbed
+from milpplan.optimize.context import undisturbed
 from milpplan.optimize.solve import solve
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.plan_space import even_splits, in_space

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +22,7 @@ MAX_ROW_MAGNITUDE: Final = 10**7
 _MAX_OBJECTIVE: Final = float(2**61)
 
 
+@dataclass(frozen=True)
 class CpSatBackend:
     """CP-SAT backend.
 
@@ -30,9 +32,7 @@ class CpSatBackend:
     """
 
     name = "cpsat"
-
-    def __init__(self, num_workers: int = 1) -> None:
-        self.num_workers = num_workers
+    num_workers: int = 1
 
     def version(self) -> str:
         """Return the version of OR-Tools."""

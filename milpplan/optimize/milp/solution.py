@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 import time
@@ -346,37 +345,6 @@ def end_if(cancelled: Callable[[], bool] | None) -> None:
     """Raise KeyboardInterrupt, like Ctrl-C, if the solve was cancelled."""
     if cancelled is not None and cancelled():
         raise KeyboardInterrupt
-
-
-@contextmanager
-def undisturbed() -> Iterator[list[int]]:
-    """Hold back Ctrl-C, and every other handled signal, until the end of the block.
-
-    Yields:
-        The signals that came, for the caller to handle; always empty outside of the main thread.
-    """
-    heard: list[int] = []
-    before: dict[signal.Signals, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        signals = (getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGALRM"))
-        before = {signum: signal.getsignal(signum) for signum in signals if signum is not None}
-        before = {signum: handler for signum, handler in before.items() if callable(handler)}
-    for signum in before:
-        signal.signal(signum, lambda number, frame: heard.append(number))
-    try:
-        yield heard
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-
-
-@contextmanager
-def deferred() -> Iterator[None]:
-    """Hold back Ctrl-C, and every other handled signal, and raise it when the block has ended."""
-    with undisturbed() as heard:
-        yield
-    if heard:
-        signal.raise_signal(signal.Signals(heard[0]))
 
 
 def run_interruptibly(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from milpplan.calibration.error_bars import ErrorBar, Robustness
@@ -24,7 +25,7 @@ from milpplan.reports.answers.step import (
     plan_blocks,
     step_headline,
 )
-from milpplan.reports.blocks import Block, Fact, Paragraph
+from milpplan.reports.blocks import Block, Fact, Paragraph, Span
 from milpplan.reports.words.plan_words import hybrid_text, images_text, mtp_text, rollout_text, scope_text
 from milpplan.reports.words.result_words import (
     bar_range_text,
@@ -141,9 +142,8 @@ def _without_plan(result: PlanResult) -> Paragraph:
 
 def _title(problem: Problem, plan: Plan, report: StepReport) -> Paragraph:
     title = step_headline(problem, plan, report)
-    return title.extended(
-        f", {rate_text(report.tokens_per_s)} tokens/s, MFU {percent_text(report.mfu)}", "default"
-    )
+    rates = f", {rate_text(report.tokens_per_s)} tokens/s, MFU {percent_text(report.mfu)}"
+    return replace(title, further=(*title.further, Span(rates, "default")))
 
 
 def plan_lines(problem: Problem, plan: Plan, report: StepReport) -> Iterator[Block]:

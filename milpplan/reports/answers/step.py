@@ -12,7 +12,7 @@ from typing import Final
 
 from milpplan.calibration.error_bars import ErrorBar
 from milpplan.problem import Layout, Plan, Problem, VirtualStage
-from milpplan.reports.blocks import Block, Cell, Fact, Pair, Paragraph, Table
+from milpplan.reports.blocks import Block, Cell, Fact, Pair, Paragraph, Span, Table
 from milpplan.reports.words.plan_words import cluster_text, hybrid_text, node_types_text, replicas_text
 from milpplan.reports.words.result_words import error_bar_text, evidence_text
 from milpplan.simulation import StepReport
@@ -62,8 +62,8 @@ def ignored_keys_blocks(problem: Problem) -> Iterator[Block]:
 
 def step_headline(problem: Problem, plan: Plan, report: StepReport) -> Paragraph:
     """Name the model, the cluster and the time of a step."""
-    line = Paragraph(printable(f"{problem.model.name} on {cluster_text(problem, plan.layout.num_gpus)}: "), "bold")
-    return line.extended(f"{seconds_text(report.step_time_s)} a step", "bold green")
+    where = printable(f"{problem.model.name} on {cluster_text(problem, plan.layout.num_gpus)}: ")
+    return Paragraph(where, "bold", (Span(f"{seconds_text(report.step_time_s)} a step", "bold green"),))
 
 
 def would_be_headline(problem: Problem, plan: Plan, report: StepReport) -> Paragraph:

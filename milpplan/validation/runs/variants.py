@@ -139,13 +139,14 @@ _WORDS: Final = (
     ("hopper", "hopper"),
     ("ampere", "ampere"),
 )
-_PATTERNS: Final = tuple((re.compile(rf"(?<![a-z0-9])(?:{words})(?![a-z0-9])"), name) for words, name in _WORDS)
 
 
 def described(words: str) -> str | None:
     """Return the shipped description or variant that a source's words for its accelerator mean."""
     text = words.lower().replace("_", " ").replace("-", " ").replace("rtx4090", "rtx 4090")
-    return next((name for pattern, name in _PATTERNS if pattern.search(text)), None)
+    return next(
+        (name for words, name in _WORDS if re.search(rf"(?<![a-z0-9])(?:{words})(?![a-z0-9])", text)), None
+    )
 
 
 def generation_of(spec: HardwareSpec) -> str:
