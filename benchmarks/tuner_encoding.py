@@ -34,7 +34,7 @@ from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.space.enumerate_layouts import SHARDING_RULES, layout_space
 from milpplan.optimize.space.layout_space import SHARDING
 from milpplan.optimize.space.plan_space import even_splits
-from milpplan.simulation.layers.parameters import mfu
+from milpplan.simulation.layers.parameter_counts import mfu
 from milpplan.simulation.layout_columns import COST_KEYS, IntArray, LayoutColumns
 from milpplan.simulation.layout_costs import CostTable, layout_costs, usable_memory_bytes
 from milpplan.simulation.simulator import rank_memory, step_times_ns

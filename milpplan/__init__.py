@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from milpplan.simulation.bulk.simulate_many import BulkSteps as BulkSteps
     from milpplan.simulation.bulk.simulate_many import simulate_many as simulate_many
     from milpplan.simulation.pipeline.lanes import step_lanes as step_lanes
-    from milpplan.simulation.report import StepReport as StepReport
     from milpplan.simulation.simulator import simulate as simulate
+    from milpplan.simulation.step_report import StepReport as StepReport
     from milpplan.switching.planning import best_order as best_order
     from milpplan.switching.planning import plan_switch as plan_switch
     from milpplan.switching.planning import switch_costs as switch_costs

@@ -16,7 +16,7 @@ HOMES: Final[dict[str, tuple[str, ...]]] = {
         "BulkSteps",
         "simulate_many",
     ),
-    "milpplan.simulation.report": ("StepReport",),
+    "milpplan.simulation.step_report": ("StepReport",),
     "milpplan.simulation.simulator": ("simulate",),
     "milpplan.simulation.pipeline.lanes": ("step_lanes",),
     "milpplan.errors": ("MilpplanError",),
@@ -82,7 +82,7 @@ NAMES: Final = sorted([*(name for names in HOMES.values() for name in names), "_
 
 # Records know nothing of reports; who imports the library sees them drawn in a notebook.
 DRAWN: Final[dict[str, dict[str, str]]] = {
-    "milpplan.simulation.report": {"StepReport": "milpplan.reports.notebook.html.step_blocks"},
+    "milpplan.simulation.step_report": {"StepReport": "milpplan.reports.notebook.html.step_blocks"},
     "milpplan.optimize.records": {"PlanResult": "milpplan.reports.notebook.html.result_blocks"},
     "milpplan.problem.plan": {"Plan": "milpplan.reports.notebook.html.plan_blocks"},
     "milpplan.communication.records": {"TrafficReport": "milpplan.reports.answers.traffic.traffic_blocks"},

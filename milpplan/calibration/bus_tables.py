@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from milpplan.calibration.fitting.robust import MAD_TO_SIGMA
+from milpplan.calibration.fitting.least_squares import MAD_TO_SIGMA
 from milpplan.errors import InvalidInputError
 from milpplan.problem import COLLECTIVES, BusTable, Constants, Factor, HardwareSpec, Tables
 from milpplan.problem.overlay import LEAST_FACTOR, MOST_FACTOR

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
-from milpplan.calibration.fitting.robust import MAD_TO_SIGMA
+from milpplan.calibration.fitting.least_squares import MAD_TO_SIGMA
 from milpplan.errors import InvalidInputError
 from milpplan.problem import Constants, Factor, GemmTable, HardwareSpec, SizeCurve, Tables
 from milpplan.problem.reading import shown

@@ -18,7 +18,7 @@ from milpplan.calibration.efficiency_tables import GemmFit, fit_gemm, is_gemm_cs
 from milpplan.calibration.event_files import event_steps, is_event_file
 from milpplan.calibration.fitting import Fit
 from milpplan.calibration.fitting.fit import fit
-from milpplan.calibration.fitting.robust import MAD_TO_SIGMA
+from milpplan.calibration.fitting.least_squares import MAD_TO_SIGMA
 from milpplan.calibration.measured import Observation, observations
 from milpplan.calibration.profiler_traces import MAX_FILE_BYTES as MAX_TRACE_BYTES
 from milpplan.calibration.profiler_traces import is_trace, read_trace, unpacked

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final, Literal
 
-from milpplan.calibration.fitting.robust import MAD_TO_SIGMA
+from milpplan.calibration.fitting.least_squares import MAD_TO_SIGMA
 from milpplan.errors import InvalidInputError
 from milpplan.problem import Plan, Problem
 from milpplan.units import GIB, MIB

@@ -123,7 +123,7 @@ class StrategyGraph:
             cancelled: called from time to time, also while a backend runs; the solve stops when it returns True.
                 The ``is_set`` of a ``threading.Event`` lets another thread stop it.
         """
-        from milpplan.graph.solving import solve_graph
+        from milpplan.graph.solve_graph import solve_graph
 
         if time_limit_s is not None:
             require_number(time_limit_s, "time_limit_s", math.inf)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from milpplan.errors import InvalidInputError
-from milpplan.launchers.megatron.arguments import Arguments, Values
+from milpplan.launchers.megatron.flags import Arguments, Values
 from milpplan.problem import HardwareSpec, Job, Layout, Lora, ModelSpec, Plan, Problem, validated
 from milpplan.problem.reading import shown
 

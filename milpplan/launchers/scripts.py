@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from milpplan.errors import InvalidInputError, UnknownNameError
-from milpplan.launchers.megatron.arguments import Values
+from milpplan.launchers.megatron.flags import Values
 from milpplan.launchers.records import Launch, Started
 from milpplan.problem.reading import shown
 from milpplan.units import counted

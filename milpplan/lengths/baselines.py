@@ -58,7 +58,7 @@ from milpplan.lengths.tabled import (
     solve_groups,
 )
 from milpplan.lengths.tabled.assignment_program import ranked_sets
-from milpplan.lengths.tabled.plan import tour_time_ns
+from milpplan.lengths.tabled.step_plan import tour_time_ns
 from milpplan.lengths.turns.switches import NEVER_NS, Switches
 from milpplan.simulation import IntArray
 from milpplan.units import NS_PER_S

@@ -34,8 +34,8 @@ from milpplan.simulation import (
 )
 from milpplan.simulation.layers.layer_time import has_own_times
 from milpplan.simulation.layout_costs import layout_costs
-from milpplan.simulation.report import StageMemory
 from milpplan.simulation.states import grad_bytes
+from milpplan.simulation.step_report import StageMemory
 from milpplan.units import gib_text
 
 FIXED: dict[str, tuple[object, ...]] = {

@@ -18,7 +18,6 @@ from pydantic import Field
 
 from milpplan.errors import InvalidInputError
 from milpplan.lengths.dispatch import Dispatch
-from milpplan.lengths.tabled.plan import Group, GroupedPlan, Packing, check, simulate
 from milpplan.lengths.tabled.problem import (
     GroupedProblem,
     Int64Array,
@@ -27,6 +26,7 @@ from milpplan.lengths.tabled.problem import (
     SwitchTimes,
     TabledPipeline,
 )
+from milpplan.lengths.tabled.step_plan import Group, GroupedPlan, Packing, check, simulate
 from milpplan.problem import parse_json, read_text, validated
 from milpplan.problem.reading import shown
 from milpplan.problem.records import Count, NonNegativeFloat, PositiveFloat, PositiveInt, Record

@@ -40,7 +40,7 @@ from milpplan.lengths.tabled import (
     check,
 )
 from milpplan.lengths.tabled.levelled import pack
-from milpplan.lengths.tabled.plan import tour_time_ns
+from milpplan.lengths.tabled.step_plan import tour_time_ns
 from milpplan.problem import GroupedQueryAttention, ModelSpec, Problem
 from milpplan.problem.model import Mixer
 from milpplan.units import percent_text

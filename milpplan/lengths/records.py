@@ -287,7 +287,7 @@ class LengthsResult:
 
     @property
     def timeline(self) -> tuple[LengthEvent, ...]:
-        """Events of the step, by the formula of ``tabled.plan``; groups of a step with ``turns`` overlap."""
+        """Events of the step, by the formula of ``tabled.step_plan``; groups of a step with ``turns`` overlap."""
         if self.turns:
             return self._beside(self.turns)
         move_times = {(switch.source, switch.target, switch.what): switch.time_s for switch in self.switches}

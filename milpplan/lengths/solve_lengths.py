@@ -30,8 +30,8 @@ from milpplan.lengths.cost_tables import Load
 from milpplan.lengths.deadline import PASSED, Deadline
 from milpplan.lengths.heterogeneous.count_program import HeterogeneousStep, heterogeneous_groups
 from milpplan.lengths.heterogeneous.search import BestHeterogeneousStep, HeterogeneousSearch
-from milpplan.lengths.parameters import PARAMETERS
 from milpplan.lengths.records import PACKED, BaselineStep, LengthGroup, LengthsResult, SequenceRules, StaticStep
+from milpplan.lengths.search_parameters import PARAMETERS
 from milpplan.lengths.sequences import check_rules, check_search, check_step
 from milpplan.lengths.side_by_side.team_search import VISITS, BestTeams, TeamSearch, team_groups
 from milpplan.lengths.side_by_side.teams import TeamStep

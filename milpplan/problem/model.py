@@ -1,7 +1,7 @@
 """The model that is trained: a decoder-only transformer as runs of identical layers.
 
 Field names follow Hugging Face ``config.json``. The formulas stand elsewhere: parameter counts in
-``milpplan.simulation.layers.parameters``, times in ``milpplan.simulation.layers.layer_time``.
+``milpplan.simulation.layers.parameter_counts``, times in ``milpplan.simulation.layers.layer_time``.
 """
 
 from __future__ import annotations

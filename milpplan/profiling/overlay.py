@@ -18,11 +18,11 @@ import numpy.typing as npt
 
 from milpplan.calibration import PASSES, fit_bus, fit_gemm
 from milpplan.calibration.bus_tables import BusLog
+from milpplan.calibration.calibration_tables import constants_table, errors_blocks, fit_document, note_blocks
 from milpplan.calibration.efficiency_tables import Attentions, Direction, Products, fit_curve
 from milpplan.calibration.fitting import Fit, Theta
 from milpplan.calibration.fitting.fit import fit_predicted
 from milpplan.calibration.sources import checked_words
-from milpplan.calibration.tables import constants_table, errors_blocks, fit_document, note_blocks
 from milpplan.errors import InvalidInputError
 from milpplan.problem import (
     HardwareSpec,
@@ -36,6 +36,7 @@ from milpplan.problem import (
     with_constants,
 )
 from milpplan.problem.overlay import CURVES
+from milpplan.profiling.measurement_order import layers_words, words_of
 from milpplan.profiling.records import (
     MODES,
     Attention,
@@ -46,7 +47,6 @@ from milpplan.profiling.records import (
     Mode,
     TrafficTime,
 )
-from milpplan.profiling.sweep import layers_words, words_of
 from milpplan.reports.blocks import Block, Paragraph, Table
 from milpplan.simulation import LayoutColumns
 from milpplan.simulation.layers import (
@@ -142,7 +142,7 @@ class _Row:
 
 
 class OperatorPredictor:
-    """Operators and layers as a ``milpplan.calibration.fitting.parameters.Predictor``."""
+    """Operators and layers as a ``milpplan.calibration.fitting.fitted_constants.Predictor``."""
 
     def __init__(self, rows: Sequence[_Row], base: HardwareSpec, chosen: IntArray | None = None) -> None:
         self._rows, self._base = tuple(rows), base

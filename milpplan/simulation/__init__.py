@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     )
     from milpplan.simulation.muon import matrix_updates
     from milpplan.simulation.packed_sequences import packed_times, sequence_cores
-    from milpplan.simulation.report import BREAKDOWN, HIDDEN, StepReport
     from milpplan.simulation.scenario_costs import TimeScale
     from milpplan.simulation.simulator import (
         check_plan_of_model,
@@ -58,5 +57,6 @@ if TYPE_CHECKING:
     )
     from milpplan.simulation.stages import StageOptions, durations, plan_stages, stage_options
     from milpplan.simulation.states import LocalParameters, least_held_bytes
+    from milpplan.simulation.step_report import BREAKDOWN, HIDDEN, StepReport
 else:
     __getattr__ = lazy_exports(__name__, __file__)

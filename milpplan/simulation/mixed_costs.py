@@ -44,7 +44,7 @@ from milpplan.simulation.layout_costs import (
     layout_costs,
     step_overhead_ns,
 )
-from milpplan.simulation.report import StageReport, StepReport
+from milpplan.simulation.step_report import StageReport, StepReport
 from milpplan.units import NS_PER_S
 
 SHARED = ("gather_ns", "reduce_ns", "optimizer_ns")

@@ -26,7 +26,7 @@ import numpy as np
 
 from milpplan.problem import LayerRun, Problem
 from milpplan.simulation.layers.kernels import BF16_BYTES, FP32_BYTES, gemm_s
-from milpplan.simulation.layers.parameters import Matrix, hidden_matrices
+from milpplan.simulation.layers.parameter_counts import Matrix, hidden_matrices
 from milpplan.simulation.layout_columns import FloatArray, LayoutColumns
 from milpplan.simulation.network import RankGroup, collectives, placement
 

@@ -46,8 +46,8 @@ from milpplan.simulation.network import placement
 from milpplan.simulation.pipeline import step_graph
 from milpplan.simulation.pipeline.step_graph import StepGraph, Term, Timeline
 from milpplan.simulation.pipeline.work_orders import check_schedule, held_bytes, live_profiles, num_pairs
-from milpplan.simulation.report import BREAKDOWN, HIDDEN, StageMemory, StageReport, StepReport
 from milpplan.simulation.stages import EMBEDDING, HEAD, StageOptions, durations, plan_stages
+from milpplan.simulation.step_report import BREAKDOWN, HIDDEN, StageMemory, StageReport, StepReport
 from milpplan.units import NS_PER_S
 
 Legality = tuple[bool, str, str]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from milpplan.library import lazy_exports
 
 if TYPE_CHECKING:
+    from milpplan.studies.cell_table import Row, column_types, csv_text, parquet_bytes, rows
     from milpplan.studies.results import effects, front, page, scaling_lines, write_results
-    from milpplan.studies.tables import Row, column_types, csv_text, parquet_bytes, rows
 else:
     __getattr__ = lazy_exports(__name__, __file__)

@@ -20,9 +20,9 @@ from milpplan.errors import InvalidInputError
 from milpplan.problem import Problem
 from milpplan.reports import write_whole
 from milpplan.reports.documents.plan_file import PlanFile
+from milpplan.studies.cell_table import WHAT_IF, Row, Value, column_types, csv_text, parquet_bytes, what_if_words
 from milpplan.studies.grid import GRID_AXES, Cell, Study
 from milpplan.studies.store import PLANS, Sweep
-from milpplan.studies.tables import WHAT_IF, Row, Value, column_types, csv_text, parquet_bytes, what_if_words
 from milpplan.units import GIB, count_text, counted, gib_text, percent_text, seconds_text
 from milpplan.version import __version__
 

@@ -7,7 +7,7 @@ the same boxes, or with ZeRO equal shares of the rows of each box.
 **Tensors**: the parameters of a model, their shapes, their layers, and the parallelism that divides them.
 
 Every tensor is a matrix [outputs, inputs] as in a linear layer; vectors are [length, 1]. Their total equals the
-count of ``milpplan.simulation.layers.parameters`` to the unit: tests compare them for every shipped model.
+count of ``milpplan.simulation.layers.parameter_counts`` to the unit: tests compare them for every shipped model.
 
 **Lots** of a switch: slices of tensors, grouped by their holders before and their receivers. The boxes of both
 plans cut every tensor into cells (their common refinement). Cells with the same holders and the same receivers

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeGuard
 
 from milpplan.simulation import StepReport
-from milpplan.simulation.report import StageMemory
+from milpplan.simulation.step_report import StageMemory
 from milpplan.units import GIB, MIB
 from milpplan.validation.runs import Run, Statement, framework_of
 from milpplan.validation.runs.frameworks import Framework

@@ -8,7 +8,7 @@ import pytest
 from milpplan.calibration import Observation, StepPredictor
 from milpplan.calibration.fitting import Fit, Theta
 from milpplan.calibration.fitting.fit import _folds, fit
-from milpplan.calibration.fitting.robust import robust_scale
+from milpplan.calibration.fitting.least_squares import robust_scale
 from milpplan.errors import InvalidInputError
 from milpplan.problem import applied
 from milpplan.simulation import simulate

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from milpplan.launchers.accelerate.files import ACCELERATE
+from milpplan.launchers.accelerate.launch_files import ACCELERATE
 from tests.frameworks.jobs import Case, all_cases, all_full, best_cases, differing, started
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]

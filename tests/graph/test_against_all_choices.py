@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from milpplan.errors import InvalidInputError, SolverError
-from milpplan.graph import Peak, StrategyGraph, solving
-from milpplan.graph.solving import BoundRefutedError
+from milpplan.graph import Peak, StrategyGraph, solve_graph
+from milpplan.graph.solve_graph import BoundRefutedError
 from milpplan.optimize.milp import Limits, Program, Solution
 from milpplan.optimize.milp.backends import backend as named_backend
 from tests.amounts import long_but
@@ -62,10 +62,10 @@ def test_answers_are_those_of_all_choices(
     """Optimum, bound, cost and limits hold exactly, whatever the sizes of costs and memory and whatever the hint;
     ``alone``: with all left to the backend."""
     if alone:
-        monkeypatch.setattr(solving, "cheap_order", lambda _: [])
-        monkeypatch.setattr(solving, "complete_order", lambda _: None)
-        monkeypatch.setattr(solving, "MAX_SWEEPS", 0)
-        monkeypatch.setattr(solving, "_tighten", lambda *_: None)
+        monkeypatch.setattr(solve_graph, "cheap_order", lambda _: [])
+        monkeypatch.setattr(solve_graph, "complete_order", lambda _: None)
+        monkeypatch.setattr(solve_graph, "MAX_SWEEPS", 0)
+        monkeypatch.setattr(solve_graph, "_tighten", lambda *_: None)
     for turn in range(count):
         rng = np.random.default_rng([39, turn])
         graph = bytes_graph(rng, COSTS[turn % len(COSTS)], peaks=turn // len(COSTS) % 2 == 0)
@@ -99,7 +99,7 @@ def with_liars(monkeypatch: pytest.MonkeyPatch, lie: str, *names: str) -> None:
     def chosen(name: str) -> Any:
         return Liar(name, lie) if name in names else named_backend(name)
 
-    monkeypatch.setattr(solving, "named_backend", chosen)
+    monkeypatch.setattr(solve_graph, "named_backend", chosen)
 
 
 @pytest.mark.parametrize("lie", ["infeasible", "bound"])
@@ -134,7 +134,7 @@ def test_a_bound_needs_a_second_backend(monkeypatch: pytest.MonkeyPatch) -> None
             raise SolverError(f"There is no {name} here.")
         return named_backend(name)
 
-    monkeypatch.setattr(solving, "named_backend", only)
+    monkeypatch.setattr(solve_graph, "named_backend", only)
     solution = bytes_and_peaks().solve("highs")
     assert solution.status == "feasible"
     assert solution.objective == 4240.0
@@ -148,8 +148,8 @@ def test_a_bound_above_a_known_choice_is_an_error(monkeypatch: pytest.MonkeyPatc
     graph = StrategyGraph(
         [[1.0, 3.0]] * 3, {(0, 1): np.ones((2, 2)), (1, 2): np.ones((2, 2))}, [[2.0, 1.0]] * 3, 4.0
     )
-    plain = solving.MessagePassing.run
-    monkeypatch.setattr(solving.MessagePassing, "run", lambda self: (2**54, plain(self)[1]))
+    plain = solve_graph.MessagePassing.run
+    monkeypatch.setattr(solve_graph.MessagePassing, "run", lambda self: (2**54, plain(self)[1]))
     with pytest.raises(BoundRefutedError, match="above the cost"):
         graph.solve(hint=[1, 1, 0])
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from milpplan.graph import GraphProgress, GraphSolution, Peak, StrategyGraph, incumbent, solving
+from milpplan.graph import GraphProgress, GraphSolution, Peak, StrategyGraph, incumbent, solve_graph
 from milpplan.graph.incumbent import part_of
 from milpplan.graph.instance import HALF, state
 from milpplan.graph.integer_program import GraphProgram
@@ -50,10 +50,10 @@ def test_optimum_is_that_of_all_choices(count: int, kind: str, memory: bool) -> 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_backend_alone_finds_it(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With elimination and sweeps switched off, all is left to the backend."""
-    monkeypatch.setattr(solving, "cheap_order", lambda _: [])
-    monkeypatch.setattr(solving, "complete_order", lambda _: None)
-    monkeypatch.setattr(solving, "MAX_SWEEPS", 0)
-    monkeypatch.setattr(solving, "_tighten", lambda *_: None)
+    monkeypatch.setattr(solve_graph, "cheap_order", lambda _: [])
+    monkeypatch.setattr(solve_graph, "complete_order", lambda _: None)
+    monkeypatch.setattr(solve_graph, "MAX_SWEEPS", 0)
+    monkeypatch.setattr(solve_graph, "_tighten", lambda *_: None)
     rng = np.random.default_rng(7)
     for turn in range(8):
         graph = random_graph(rng, KINDS[turn % 3], turn % 2 == 1, whole=turn % 4 < 2, nodes=4)
@@ -62,9 +62,9 @@ def test_every_backend_alone_finds_it(backend: str, monkeypatch: pytest.MonkeyPa
 
 def test_sweeps_alone_give_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages and prices never rise above the optimum, and reach it on most graphs."""
-    monkeypatch.setattr(solving, "cheap_order", lambda _: [])
-    monkeypatch.setattr(solving, "complete_order", lambda _: None)
-    monkeypatch.setattr(solving, "_ask_backend", lambda *_: None)
+    monkeypatch.setattr(solve_graph, "cheap_order", lambda _: [])
+    monkeypatch.setattr(solve_graph, "complete_order", lambda _: None)
+    monkeypatch.setattr(solve_graph, "_ask_backend", lambda *_: None)
     rng = np.random.default_rng(11)
     closed = 0
     for turn in range(18):
@@ -86,10 +86,10 @@ def test_overlapping_limits_are_priced_as_by_the_relaxation(rings: bool, monkeyp
     graph = windowed(rings)
     monkeypatch.setattr(incumbent, "PART", 6)
     with monkeypatch.context() as alone:
-        alone.setattr(solving, "_ask_backend", lambda *_: None)
+        alone.setattr(solve_graph, "_ask_backend", lambda *_: None)
         found = graph.solve()
-        alone.setattr(solving, "_tighten", lambda *_: None)
-        alone.setattr(solving, "_improve_parts", lambda *_: None)
+        alone.setattr(solve_graph, "_tighten", lambda *_: None)
+        alone.setattr(solve_graph, "_improve_parts", lambda *_: None)
         plain = graph.solve()
     assert found.proof == "exact"
     assert found.lower_bound is not None
@@ -162,10 +162,10 @@ def test_rings_with_one_limit_are_solved_for_every_price(monkeypatch: pytest.Mon
     pairs = [(i, i + d) for d in (1, 2, 3) for i in range(24 - d)]
     limit = (sum(m.min() for m in memory) + sum(m[c.argmin()] for m, c in zip(memory, costs, strict=True))) / 2
     graph = StrategyGraph(costs, {pair: rng.random((3, 3)) * 10 for pair in pairs}, memory, limit)
-    monkeypatch.setattr(solving, "_ask_backend", lambda *_: None)
-    monkeypatch.setattr(solving, "_improve_parts", lambda *_: None)
+    monkeypatch.setattr(solve_graph, "_ask_backend", lambda *_: None)
+    monkeypatch.setattr(solve_graph, "_improve_parts", lambda *_: None)
     found = graph.solve()
-    monkeypatch.setattr(solving, "_solve_priced", lambda *_: None)
+    monkeypatch.setattr(solve_graph, "_solve_priced", lambda *_: None)
     plain = graph.solve()
     assert found.proof == "exact"
     assert found.gap is not None
@@ -317,10 +317,10 @@ def test_graphs_and_answers_can_be_pickled() -> None:
 
 def test_limits_finer_than_a_backends_unit_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loads of 1e12 that differ by a few: what a coarse row lets through becomes a row of its own."""
-    monkeypatch.setattr(solving, "cheap_order", lambda _: [])
-    monkeypatch.setattr(solving, "complete_order", lambda _: None)
-    monkeypatch.setattr(solving, "MAX_SWEEPS", 0)
-    monkeypatch.setattr(solving, "_tighten", lambda *_: None)
+    monkeypatch.setattr(solve_graph, "cheap_order", lambda _: [])
+    monkeypatch.setattr(solve_graph, "complete_order", lambda _: None)
+    monkeypatch.setattr(solve_graph, "MAX_SWEEPS", 0)
+    monkeypatch.setattr(solve_graph, "_tighten", lambda *_: None)
     refused = []
     plain = GraphProgram.refuse
     monkeypatch.setattr(GraphProgram, "refuse", lambda self, at: (refused.append(at), plain(self, at)))

@@ -15,7 +15,7 @@ import yaml
 from milpplan.errors import MilpplanError
 from milpplan.launchers import TARGETS, Imported, ImportRequest, Known, flat, is_quiet, known_settings
 from milpplan.launchers.accelerate import launcher as accelerate_import
-from milpplan.launchers.accelerate.files import FLAG
+from milpplan.launchers.accelerate.launch_files import FLAG
 from milpplan.launchers.automodel import launcher as automodel_import
 from milpplan.launchers.deepspeed import launcher as deepspeed_settings
 from milpplan.launchers.nanotron import launcher as nanotron_settings

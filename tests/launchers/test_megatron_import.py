@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.launchers import ImportRequest
-from milpplan.launchers.megatron.arguments import Flag, megatron_flags
+from milpplan.launchers.megatron.flags import Flag, megatron_flags
 from milpplan.launchers.megatron.launcher import Imported, imported, is_quiet
 from tests.simulation.cases import shipped_hardware, shipped_model
 

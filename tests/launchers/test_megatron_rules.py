@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
-from milpplan.launchers.megatron.arguments import Arguments, checked, megatron_flags
+from milpplan.launchers.megatron.flags import Arguments, checked, megatron_flags
 from milpplan.launchers.megatron.rules import RULES, broken_rules, check_environment, check_rules
 from milpplan.launchers.shell import pairs_of
 

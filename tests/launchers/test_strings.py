@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan.errors import InvalidInputError
-from milpplan.launchers.megatron.arguments import pattern_flags, pattern_text
+from milpplan.launchers.megatron.flags import pattern_flags, pattern_text
 from milpplan.launchers.megatron.rules import stage_layers, stage_string
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from milpplan import load_hardware
 from milpplan.calibration import PASSES
 from milpplan.problem import COLLECTIVES, HardwareSpec, SizeCurve, with_constants
+from milpplan.profiling.measurement_order import GPU, Task, sweep
 from milpplan.profiling.overlay import attention_flops, layers_cost
 from milpplan.profiling.records import (
     Attention,
@@ -23,7 +24,6 @@ from milpplan.profiling.records import (
     Timing,
     Traffic,
 )
-from milpplan.profiling.sweep import GPU, Task, sweep
 from milpplan.simulation.layers import attention_backward_s, attention_forward_s, memory_bound_s
 from milpplan.simulation.layers.kernels import gemm_s
 from milpplan.simulation.network import bus_bandwidth_bytes_per_s

@@ -12,8 +12,8 @@ import pytest
 from milpplan import load_hardware
 from milpplan.cli.commands import profile as command
 from milpplan.profiling import records
+from milpplan.profiling.measurement_order import measure
 from milpplan.profiling.records import Measurements, read_raw, write_raw
-from milpplan.profiling.sweep import measure
 from tests.cli.test_cli import refused, run
 from tests.profiling.cases import BASE, few_tasks, synthetic
 

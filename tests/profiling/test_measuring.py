@@ -8,6 +8,7 @@ from itertools import count
 import pytest
 
 from milpplan import load_hardware
+from milpplan.profiling.measurement_order import CPU, GPU, Extent, measure, sweep
 from milpplan.profiling.records import (
     MAX_SAMPLES,
     MIN_SAMPLES,
@@ -20,7 +21,6 @@ from milpplan.profiling.records import (
     num_samples,
     timing_of,
 )
-from milpplan.profiling.sweep import CPU, GPU, Extent, measure, sweep
 from tests.profiling.cases import BASE, synthetic
 
 

@@ -13,9 +13,9 @@ from milpplan import load_hardware
 from milpplan.calibration import write_overlay
 from milpplan.errors import InvalidInputError
 from milpplan.problem import HardwareSpec
+from milpplan.profiling.measurement_order import GPU, measure, sweep
 from milpplan.profiling.overlay import Profile, checked, document_text, profiled
 from milpplan.profiling.records import Attention, Exchange, Layers, Measurements, Product, Traffic
-from milpplan.profiling.sweep import GPU, measure, sweep
 from tests.profiling.cases import (
     BASE,
     COPY_BYTES_PER_S,

@@ -31,7 +31,7 @@ from milpplan.simulation.layers import (
     scan_s,
     widths,
 )
-from milpplan.simulation.layers.parameters import scan_flops
+from milpplan.simulation.layers.parameter_counts import scan_flops
 from milpplan.simulation.network import collectives
 from milpplan.simulation.states import local_layer_parameters
 from milpplan.switching.ownership import model_tensors

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from milpplan.validation import compare, report, summarise, tables
+from milpplan.validation import accuracy_tables, compare, report, summarise
+from milpplan.validation.accuracy_tables import document
 from milpplan.validation.runs import read_runs
-from milpplan.validation.tables import document
 from tests.validation.cases import exact_record, record, written
 
 
@@ -58,7 +58,7 @@ def test_what_fits_is_told_beside_what_happened(tmp_path: Path) -> None:
 
 def test_of_many_runs_the_furthest_off_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of each source, unless every run is asked for; how many are left is said."""
-    monkeypatch.setattr(tables, "MAX_RUNS_SHOWN", 2)
+    monkeypatch.setattr(accuracy_tables, "MAX_RUNS_SHOWN", 2)
     records = [
         record(id=f"case-{number}", sweep_id=f"{number}", measured__step_time_s=float(number))
         for number in (1, 2, 900)

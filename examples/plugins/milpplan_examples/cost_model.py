@@ -11,7 +11,7 @@ import numpy as np
 from milpplan.problem.model import GroupedQueryAttention, LayerRun, MixtureOfExperts
 from milpplan.problem.problem import Problem
 from milpplan.simulation.layers.kernels import average_keys
-from milpplan.simulation.layers.parameters import layer_parameters
+from milpplan.simulation.layers.parameter_counts import layer_parameters
 from milpplan.simulation.layers.shard import Part, Phase
 from milpplan.simulation.layout_columns import FloatArray, LayoutColumns
 

@@ -17,9 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.calibration import Observation, StepPredictor
-from milpplan.calibration.fitting.parameters import STARTS_S, Parameter, Predictor, Theta, log_ratios, parameter
+from milpplan.calibration.fitting.fitted_constants import (
+    STARTS_S,
+    Parameter,
+    Predictor,
+    Theta,
+    log_ratios,
+    parameter,
+)
+from milpplan.calibration.fitting.least_squares import covariance, linear_step, objective, robust_scale
 from milpplan.calibration.fitting.records import Constant, Fit
-from milpplan.calibration.fitting.robust import covariance, linear_step, objective, robust_scale
 from milpplan.calibration.measured import on_hardware
 from milpplan.errors import InvalidInputError
 from milpplan.problem import FACTORS, HardwareSpec

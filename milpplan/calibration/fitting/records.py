@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.calibration.fitting.robust import MAD_TO_SIGMA
+from milpplan.calibration.fitting.least_squares import MAD_TO_SIGMA
 from milpplan.problem import FACTORS, Constants, Factor, HardwareSpec, Overlay, Provenance, Seconds, Switch
 from milpplan.problem.overlay import CONGESTION, SHARES, SWITCHES, Portion, SecondsPerByte
 

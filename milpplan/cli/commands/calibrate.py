@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 
 from milpplan.calibration import write_overlay
+from milpplan.calibration.calibration_tables import calibration_blocks, document_text
 from milpplan.calibration.sources import LoggedRun, calibrated, calibrated_from_logs
-from milpplan.calibration.tables import calibration_blocks, document_text
 from milpplan.cli import options as o
 from milpplan.cli.arguments import check_plan_of_file, within_range
 from milpplan.cli.command import positive

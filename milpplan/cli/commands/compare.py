@@ -12,7 +12,7 @@ from milpplan.cli import options as o
 from milpplan.cli.arguments import check_plan_of_file, within_range
 from milpplan.cli.outcome import ExitCode, emit, show_blocks
 from milpplan.errors import InvalidInputError
-from milpplan.reports.answers.comparison import Side, comparison_blocks, comparison_document
+from milpplan.reports.answers.compare import Side, comparison_blocks, comparison_document
 from milpplan.reports.documents.claims import proved_bound_s
 from milpplan.reports.documents.document import document_text, read_plan
 from milpplan.simulation import simulate

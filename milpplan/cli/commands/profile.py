@@ -17,9 +17,9 @@ from milpplan.cli.arguments import within_range
 from milpplan.cli.outcome import ExitCode, emit, say, show_blocks
 from milpplan.errors import InvalidInputError
 from milpplan.problem import load_hardware
+from milpplan.profiling.measurement_order import EXTENTS, measure, sweep
 from milpplan.profiling.overlay import document_text, profile_blocks, profiled
 from milpplan.profiling.records import Measurements, open_machine, read_raw, write_raw
-from milpplan.profiling.sweep import EXTENTS, measure, sweep
 from milpplan.reports.files import check_writable
 from milpplan.units import counted
 

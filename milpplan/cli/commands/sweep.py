@@ -22,11 +22,11 @@ from milpplan.parallel import usable_cpus
 from milpplan.problem.records import Count, Record
 from milpplan.reports.documents.document import document_text
 from milpplan.studies import outcomes, ray_cluster
+from milpplan.studies.cell_table import Row, rows, what_if_words
 from milpplan.studies.grid import cells, read_study
 from milpplan.studies.outcomes import Outcome, Task
 from milpplan.studies.results import write_results
 from milpplan.studies.store import Runner, StudyProgress, Sweep, complete, opened, resume
-from milpplan.studies.tables import Row, rows, what_if_words
 from milpplan.units import count_text, counted, gib_text, percent_text, printable, seconds_text
 from milpplan.version import __version__
 

@@ -17,9 +17,9 @@ from milpplan.cli.arguments import within_range
 from milpplan.cli.outcome import ExitCode, emit, say, say_error, show
 from milpplan.reports.files import make_directory
 from milpplan.validation import Validation, compare, report, summarise
+from milpplan.validation.accuracy_tables import document_text
 from milpplan.validation.figures import write_figures
 from milpplan.validation.runs import RunFile, read_runs
-from milpplan.validation.tables import document_text
 
 EXAMPLES: Final = (("The simulator against published runs", ""), ("Against your own", "--runs my_runs.json"))
 MAX_TOLD = 20

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from milpplan.launchers.accelerate.files import (
+from milpplan.launchers.accelerate.launch_files import (
     ACCELERATE,
     CHECKPOINTING,
     SHARDED,

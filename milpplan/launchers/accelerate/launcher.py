@@ -10,7 +10,7 @@ from typing import Any
 
 from milpplan.errors import InvalidInputError
 from milpplan.launchers import ConfigLaunch, Imported, ImportRequest, known_settings
-from milpplan.launchers.accelerate.files import (
+from milpplan.launchers.accelerate.launch_files import (
     ACCELERATE,
     FLAG,
     FSDP2,

@@ -33,9 +33,9 @@ from milpplan.launchers.capabilities import (
     equal_stages,
 )
 from milpplan.launchers.expressible import check_replicas, layout_refusals, plain_job_refusals, refuse
-from milpplan.launchers.megatron.arguments import Values
+from milpplan.launchers.megatron.flags import Values
 from milpplan.launchers.megatron.launcher import Megatron, imported
-from milpplan.launchers.megatron.plan import expert_replicas
+from milpplan.launchers.megatron.plan_arguments import expert_replicas
 from milpplan.launchers.megatron.rules import MEGATRON, MEGATRON_LIMITS, megatron_limits, megatron_modes
 from milpplan.launchers.records import Refusal, Section
 from milpplan.launchers.scripts import RAY_CLUSTER, arguments_script

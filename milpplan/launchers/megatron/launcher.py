@@ -15,10 +15,10 @@ from typing import Any
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers import Imported, ImportRequest, Launch
 from milpplan.launchers.expressible import check_replicas, model_differences
-from milpplan.launchers.megatron.arguments import COMMIT, Arguments, Values, checked, megatron_flags, model_of
+from milpplan.launchers.megatron.flags import COMMIT, Arguments, Values, checked, megatron_flags, model_of
 from milpplan.launchers.megatron.gpt_neox import from_neox
 from milpplan.launchers.megatron.megatron_deepspeed import from_megatron_deepspeed, is_megatron_deepspeed
-from milpplan.launchers.megatron.plan import (
+from milpplan.launchers.megatron.plan_arguments import (
     check_problem,
     for_version,
     job_of,

@@ -14,7 +14,7 @@ from pathlib import Path
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.deepspeed.launcher import QUIET as DEEPSPEED_QUIET
 from milpplan.launchers.deepspeed.launcher import known
-from milpplan.launchers.megatron.arguments import Values
+from milpplan.launchers.megatron.flags import Values
 from milpplan.launchers.records import ImportRequest
 from milpplan.launchers.settings import Settings, admitted, check_priced, flat
 from milpplan.launchers.shell import readable, script_commands, unknown_in

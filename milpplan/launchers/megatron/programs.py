@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from milpplan.errors import InvalidInputError
-from milpplan.launchers.megatron.arguments import Values, megatron_flags, model_arguments
+from milpplan.launchers.megatron.flags import Values, megatron_flags, model_arguments
 from milpplan.launchers.megatron.rules import MEGATRON
 from milpplan.launchers.records import ImportRequest, described
 from milpplan.launchers.shell import readable, script_commands

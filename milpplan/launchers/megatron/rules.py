@@ -31,7 +31,7 @@ from math import prod
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers.capabilities import TRANSFORMER_ENGINE, Capability, Limit, Mode, RowRule, shared_indexers
-from milpplan.launchers.megatron.arguments import COMMIT, MUON, MUON_SHARDS_ONCE, Arguments, Values
+from milpplan.launchers.megatron.flags import COMMIT, MUON, MUON_SHARDS_ONCE, Arguments, Values
 from milpplan.problem import DenseMlp, Job, LatentAttention, MixtureOfExperts, ModelSpec, Plan, Problem, Recompute
 from milpplan.problem.reading import shown
 

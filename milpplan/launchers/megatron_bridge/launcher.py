@@ -24,9 +24,9 @@ from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers import Code, Imported, ImportRequest, Launch, known_settings
 from milpplan.launchers.capabilities import NO_GROUPS, TRANSFORMER_ENGINE, Capability, Limit
 from milpplan.launchers.expressible import check_replicas
-from milpplan.launchers.megatron.arguments import Arguments, Values, megatron_flags, pattern_flags
+from milpplan.launchers.megatron.flags import Arguments, Values, megatron_flags, pattern_flags
 from milpplan.launchers.megatron.launcher import Megatron, imported_from
-from milpplan.launchers.megatron.plan import check_problem as check_megatron
+from milpplan.launchers.megatron.plan_arguments import check_problem as check_megatron
 from milpplan.launchers.megatron.rules import MEGATRON, MEGATRON_LIMITS, megatron_limits, megatron_modes
 from milpplan.launchers.records import Section
 from milpplan.launchers.scripts import arguments_script

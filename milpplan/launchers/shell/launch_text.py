@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from milpplan.errors import InvalidInputError
-from milpplan.launchers.megatron.arguments import Values
+from milpplan.launchers.megatron.flags import Values
 from milpplan.launchers.shell.script import script_commands
 from milpplan.launchers.shell.state import Command
 from milpplan.launchers.shell.tree import MARK, how_to_decide, is_mark, marked, readable, unknown_in

@@ -32,7 +32,7 @@ import numpy as np
 from milpplan.lengths.bounds import glop
 from milpplan.lengths.bounds.micro_batch_pricing import NOTHING, Items, KnapsackDP
 from milpplan.lengths.deadline import NEVER, Deadline
-from milpplan.lengths.parameters import PARAMETERS
+from milpplan.lengths.search_parameters import PARAMETERS
 from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.simulation import BoolArray, FloatArray, IntArray
 

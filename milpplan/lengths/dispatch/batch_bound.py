@@ -34,7 +34,7 @@ from milpplan.lengths.tabled import (
     FloatArray,
     Int64Array,
 )
-from milpplan.lengths.tabled.plan import TourCost
+from milpplan.lengths.tabled.step_plan import TourCost
 
 _NUM_BUCKETS = 40
 # Slopes of the lines over an envelope in the linear program, as shares of the steepest slope.

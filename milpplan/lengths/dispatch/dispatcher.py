@@ -43,7 +43,7 @@ from milpplan.lengths.tabled import (
     solve_groups,
     undominated_tours,
 )
-from milpplan.lengths.tabled.plan import TourCost, best_tour
+from milpplan.lengths.tabled.step_plan import TourCost, best_tour
 from milpplan.lengths.workload import workload_of
 
 # Relative gap at which the search ends, and its time limit in seconds: any packing will do.

@@ -48,8 +48,8 @@ from milpplan.lengths.tabled import (
     Strategy,
     arranged,
 )
-from milpplan.lengths.tabled.plan import best_tour
 from milpplan.lengths.tabled.problem import MAX_DISTINCT
+from milpplan.lengths.tabled.step_plan import best_tour
 from milpplan.problem import Problem
 from milpplan.simulation import IntArray
 from milpplan.units import NS_PER_S

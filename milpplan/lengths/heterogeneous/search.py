@@ -29,8 +29,8 @@ from milpplan.lengths.heterogeneous.count_program import (
     replica_gpus,
     solved,
 )
-from milpplan.lengths.parameters import PARAMETERS
 from milpplan.lengths.records import HeterogeneousReplicas
+from milpplan.lengths.search_parameters import PARAMETERS
 from milpplan.lengths.single.packing_local_search import Replica, Timer, improved_replicas, packings_by_shape
 from milpplan.optimize.milp.backends import AUTO
 from milpplan.simulation import FloatArray, IntArray

@@ -30,7 +30,7 @@ from milpplan.lengths.bounds.longest_sequence_branching import LongestSequenceBr
 from milpplan.lengths.bounds.master import single_strategy_bound_ns
 from milpplan.lengths.bounds.work_bounds import DEEP
 from milpplan.lengths.deadline import NEVER, Deadline
-from milpplan.lengths.parameters import PARAMETERS
+from milpplan.lengths.search_parameters import PARAMETERS
 from milpplan.lengths.single.packing_local_search import packings_by_shape
 from milpplan.lengths.single.replica_feasibility import ReplicaFeasibility
 from milpplan.lengths.strategy_tables import Effort

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         first_packings,
         has_single_micro_batches,
     )
-    from milpplan.lengths.tabled.plan import Group, GroupedPlan, Packing, arranged, check, undominated_tours
     from milpplan.lengths.tabled.problem import (
         FloatArray,
         GroupedProblem,
@@ -30,5 +29,6 @@ if TYPE_CHECKING:
         pipeline_times_ns,
     )
     from milpplan.lengths.tabled.search import solve_groups
+    from milpplan.lengths.tabled.step_plan import Group, GroupedPlan, Packing, arranged, check, undominated_tours
 else:
     __getattr__ = lazy_exports(__name__, __file__)

@@ -50,8 +50,8 @@ import numpy as np
 from milpplan.errors import InvalidInputError
 from milpplan.lengths.bounds import CapacityRow, PipelineCuts, last_stage_cut
 from milpplan.lengths.bounds.pipeline_bounds import SCALE_BITS, CountCuts
-from milpplan.lengths.tabled.plan import TourCostRows, every_strategy_is_used, least_overhead_ns
 from milpplan.lengths.tabled.problem import FloatArray, GroupedProblem, Int64Array, Kind
+from milpplan.lengths.tabled.step_plan import TourCostRows, every_strategy_is_used, least_overhead_ns
 from milpplan.optimize.milp.program import Program, ProgramBuilder
 
 Proof = Literal["sum", "relaxation", "master", "waits", "exact"]

@@ -39,7 +39,7 @@ from milpplan.lengths.tabled import (
     arranged,
 )
 from milpplan.lengths.tabled.local_search import balance, exchange_pairs, has_single_micro_batches, improve
-from milpplan.lengths.tabled.plan import in_flight_fits
+from milpplan.lengths.tabled.step_plan import in_flight_fits
 
 # Number of micro-batch counts tried, best bound first.
 _TRIES = 4

@@ -31,7 +31,7 @@ from milpplan.lengths.tabled import (
     Packing,
     pipeline_times_ns,
 )
-from milpplan.lengths.tabled.plan import in_flight_fits
+from milpplan.lengths.tabled.step_plan import in_flight_fits
 
 # Maximum candidates of a pair of replicas, and the number of fastest other replicas tried in one round.
 _BATCH = 3_000

@@ -71,7 +71,8 @@ from milpplan.lengths.tabled.local_search import (
     first_packings,
     has_single_micro_batches,
 )
-from milpplan.lengths.tabled.plan import (
+from milpplan.lengths.tabled.problem import GroupedProblem, Int64Array, Kind
+from milpplan.lengths.tabled.step_plan import (
     Group,
     GroupedPlan,
     Packing,
@@ -82,7 +83,6 @@ from milpplan.lengths.tabled.plan import (
     serial_ns,
     undominated_tours,
 )
-from milpplan.lengths.tabled.problem import GroupedProblem, Int64Array, Kind
 from milpplan.optimize.milp.backends import AUTO, backend, check_infeasible
 from milpplan.optimize.milp.linear_relaxation import Relaxation
 from milpplan.optimize.milp.program import MINUS_INFINITY, Program, ProgramBuilder, Rows

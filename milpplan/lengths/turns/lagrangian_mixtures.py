@@ -36,7 +36,7 @@ import numpy as np
 from milpplan.lengths import StrategyTables
 from milpplan.lengths.bounds import glop
 from milpplan.lengths.bounds.work_bounds import DEEP, LengthClass, LinearBounds, PipelineWorkBound
-from milpplan.lengths.parameters import PARAMETERS
+from milpplan.lengths.search_parameters import PARAMETERS
 from milpplan.simulation import BoolArray, FloatArray, IntArray
 
 # Time of a length that does not fit, ns.

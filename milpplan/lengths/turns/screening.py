@@ -17,7 +17,7 @@ import numpy as np
 
 from milpplan.errors import InvalidInputError
 from milpplan.lengths.deadline import NEVER, Deadline
-from milpplan.lengths.parameters import PARAMETERS
+from milpplan.lengths.search_parameters import PARAMETERS
 from milpplan.lengths.turns.lagrangian_mixtures import (
     SAFETY,
     Bounded,

@@ -18,7 +18,7 @@ from milpplan.lengths import StrategyTables
 from milpplan.lengths.bounds.exclusive_sequences import ExclusiveProgram
 from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound
 from milpplan.lengths.deadline import Deadline
-from milpplan.lengths.parameters import PARAMETERS
+from milpplan.lengths.search_parameters import PARAMETERS
 from milpplan.lengths.turns.lagrangian_mixtures import Bounded, IntervalBounds, Kind
 from milpplan.lengths.turns.screening import Node, ScreeningResult, StrategySet, branched, screened, split
 from milpplan.simulation import BoolArray, FloatArray, IntArray

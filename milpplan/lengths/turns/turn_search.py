@@ -33,13 +33,13 @@ import numpy as np
 from milpplan.lengths import Packed, Step, StrategyTables, Switches, cutoff_ns
 from milpplan.lengths.deadline import NEVER, Deadline
 from milpplan.lengths.heterogeneous.count_program import HeterogeneousStep
-from milpplan.lengths.parameters import PARAMETERS
+from milpplan.lengths.search_parameters import PARAMETERS
 from milpplan.lengths.side_by_side.teams import TeamStep
 from milpplan.lengths.tabled import (
     GroupedProblem,
     SwitchTimes,
 )
-from milpplan.lengths.tabled.plan import best_tour, least_overhead_ns
+from milpplan.lengths.tabled.step_plan import best_tour, least_overhead_ns
 from milpplan.lengths.turns.lagrangian_mixtures import Kind, best_shares
 from milpplan.lengths.turns.screening import Node, ScreeningResult, StrategySet
 from milpplan.lengths.turns.set_bounds import SetBounds

@@ -24,7 +24,7 @@ from milpplan.reports.documents.document import BoundClassDocument, Fates, bound
 from milpplan.reports.documents.fields import IntervalDocument, document_of
 from milpplan.reports.documents.plan_file import PlanDocument, plan_document
 from milpplan.reports.words.plan_words import cost_model_text, joined, range_text, space_text
-from milpplan.simulation.report import MemoryVerdict
+from milpplan.simulation.step_report import MemoryVerdict
 from milpplan.units import (
     NS_PER_S,
     count_text,

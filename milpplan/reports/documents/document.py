@@ -43,7 +43,7 @@ from milpplan.reports.documents.plan_file import PlanDocument, plan_document
 from milpplan.reports.words.plan_words import scope_text
 from milpplan.reports.words.result_words import regret_sentence
 from milpplan.simulation import StepReport
-from milpplan.simulation.report import MemoryVerdict
+from milpplan.simulation.step_report import MemoryVerdict
 from milpplan.units import percent_text, tolerance_text
 from milpplan.validation import Evidence
 

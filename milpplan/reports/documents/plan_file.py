@@ -20,7 +20,7 @@ from milpplan.problem import Layout, Plan, Problem, Recompute, parse_json, read_
 from milpplan.problem.reading import shown
 from milpplan.problem.records import Computed, Count, Record
 from milpplan.simulation import StepReport
-from milpplan.simulation.report import StageMemory, StageReport
+from milpplan.simulation.step_report import StageMemory, StageReport
 from milpplan.units import counted
 
 Span = tuple[Count, Count]

@@ -44,7 +44,7 @@ from milpplan.simulation.layers.layer_time import (
     routed_rows,
     up_outputs,
 )
-from milpplan.simulation.layers.parameters import padded_vocab_size, widths
+from milpplan.simulation.layers.parameter_counts import padded_vocab_size, widths
 from milpplan.simulation.layers.shard import Shard
 from milpplan.simulation.layers.sparse_attention import (
     indexer_input_bytes,

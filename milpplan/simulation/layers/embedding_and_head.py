@@ -13,7 +13,7 @@ from milpplan.simulation.layers import kernels
 from milpplan.simulation.layers.activations import layer_activations
 from milpplan.simulation.layers.kernels import BF16_BYTES, FP32_BYTES
 from milpplan.simulation.layers.layer_time import layer_seconds
-from milpplan.simulation.layers.parameters import (
+from milpplan.simulation.layers.parameter_counts import (
     final_norm_parameters,
     head_parameters,
     padded_vocab_size,

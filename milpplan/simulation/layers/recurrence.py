@@ -16,7 +16,7 @@ import numpy as np
 from milpplan.problem import Accelerator, LinearRecurrence
 from milpplan.simulation import FloatArray
 from milpplan.simulation.layers.kernels import BF16_BYTES, Numbers
-from milpplan.simulation.layers.parameters import scan_flops, widths
+from milpplan.simulation.layers.parameter_counts import scan_flops, widths
 from milpplan.simulation.layers.shard import Part, Phase, Shard, Tally, linear_pair
 from milpplan.simulation.network import call_s, collectives, placement
 

@@ -26,7 +26,7 @@ from milpplan.simulation import FloatArray, IntArray, LayoutColumns, column_valu
 from milpplan.simulation.layers.activations import layer_activations
 from milpplan.simulation.layers.kernels import BF16_BYTES
 from milpplan.simulation.layers.layer_time import flash_core_s, layer_tally
-from milpplan.simulation.layers.parameters import encoder_model
+from milpplan.simulation.layers.parameter_counts import encoder_model
 from milpplan.simulation.layers.shard import Part, Phase, Shard
 from milpplan.simulation.network import collectives, placement
 

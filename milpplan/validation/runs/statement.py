@@ -2,7 +2,7 @@
 
 **Measures** of a source become seconds per step; each conversion is reported, and has an inverse. Sources count
 FLOPs in different ways. Here N is the model's FLOPs per token without attention:
-- ``model, causal``: N + attention over the causal half (``simulation.layers.parameters.model_flops_per_token``);
+- ``model, causal``: N + attention over the causal half (``parameter_counts.model_flops_per_token``);
 - ``model, full``: N + attention over the whole matrix;
 - ``hardware``: the model's FLOPs plus recomputation: the whole forward of the layers (full), or the forward of the
   attention core (selective).

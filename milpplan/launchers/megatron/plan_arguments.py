@@ -16,7 +16,7 @@ from typing import Any
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers import Launch
 from milpplan.launchers.expressible import job_refusals, placed_alike, refuse, start_of
-from milpplan.launchers.megatron.arguments import (
+from milpplan.launchers.megatron.flags import (
     MUON,
     MUON_SHARDS_ONCE,
     Arguments,
