@@ -10,7 +10,6 @@ from typing import Any, Final
 import pytest
 
 from milpplan.lengths.heterogeneous import count_program as unlike_program
-from milpplan.lengths.single import replica_feasibility
 from milpplan.lengths.tabled import search
 from milpplan.optimize.milp import Limits
 
@@ -34,7 +33,7 @@ def counted_clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     begin, readings = time.time(), itertools.count()
     monkeypatch.setattr(time, "perf_counter", lambda: TICK_S * next(readings))
     monkeypatch.setattr(time, "time", lambda: begin + TICK_S * next(readings))
-    for module in (search, unlike_program, replica_feasibility):
+    for module in (search, unlike_program):
         monkeypatch.setattr(module, "Limits", _without_time)
 
 

@@ -49,8 +49,6 @@ class SearchParameters:
     """Number of pipelines that are packed early."""
     configuration_s: float = 0.5
     """Seconds per call of the configuration bound."""
-    feasibility_s: float = 4.0
-    """Seconds per call of a replica's integer program."""
     screening_share: float = 0.35
     """Share of the remaining time for screening all sets."""
     refinement_share: float = 0.5

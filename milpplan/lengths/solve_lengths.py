@@ -86,8 +86,8 @@ def solve_lengths(
     load = Load(workload.lengths, workload.counts, alignment, rules)
     tables = StrategyTables.of(quantum_problem(problem, alignment), load)
     with_side_by_side = not rules.padded if side_by_side is None else side_by_side
-    singles = SingleStrategySearch(tables, gap, backend, deadline)
-    search = _Search(problem, singles, max_strategies, (with_side_by_side, unlike_replicas))
+    singles = SingleStrategySearch(tables, gap, deadline)
+    search = _Search(problem, singles, backend, max_strategies, (with_side_by_side, unlike_replicas))
     interrupted = False
     try:
         search.run(deadline)
@@ -108,7 +108,12 @@ class _Search:
     """State of one solve: the searches of all parts of the space, and the incumbent."""
 
     def __init__(
-        self, problem: Problem, statics: SingleStrategySearch, max_strategies: int, parts: tuple[bool, bool]
+        self,
+        problem: Problem,
+        statics: SingleStrategySearch,
+        backend: str,
+        max_strategies: int,
+        parts: tuple[bool, bool],
     ) -> None:
         with_side_by_side, with_heterogeneous = parts
         self.problem, self.singles, self.max_strategies = problem, statics, max_strategies
@@ -116,7 +121,7 @@ class _Search:
         self.teams: BestTeams | None = None
         self.team_search = TeamSearch(statics.pool, statics.gap) if with_side_by_side else None
         self.heterogeneous_search = (
-            HeterogeneousSearch(statics.pool, statics.gap, statics.backend) if with_heterogeneous else None
+            HeterogeneousSearch(statics.pool, statics.gap, backend) if with_heterogeneous else None
         )
         self.heterogeneous: BestHeterogeneousStep | None = None
         self.turn_search: TurnSearch | None = None

@@ -9,7 +9,7 @@ import pytest
 
 from milpplan import Job, Problem, load_hardware, load_model, solve_lengths, workload_of
 from milpplan.lengths import Load, StrategyTables, cutoff_ns
-from milpplan.lengths.bounds import FREE, HOLDS, NOTHING, WITHOUT, ClassAssignments, PinnedItem, fewest_bins
+from milpplan.lengths.bounds import NOTHING, PinnedItem
 from tests.amounts import first
 from tests.lengths.cases import GRAIN, deep_pool
 
@@ -37,33 +37,21 @@ def test_steps_of_few_lengths_are_solved(name: str) -> None:
 
 
 def test_contents_of_micro_batches_that_can_hold_nothing() -> None:
-    """With one length that fits, a micro-batch without it holds nothing at no time's cost but all there is, as one
-    of more grains than memory has; others are as they are beside these."""
+    """A micro-batch that must have more grains than memory has holds nothing, at the cost of all there is; with
+    one length that fits, one that must hold it is one that may."""
     pool = deep_pool()
     member = next(one for one in range(len(pool.members)) if pool.num_stages(one) > 1)
     contents = pool.micro_batch_pricing(member)
     room, only = contents.base.shape[-1], int(np.flatnonzero(contents.items.fits)[0])
-    kinds, core = np.array([FREE, WITHOUT, HOLDS]), PinnedItem(only)
+    must, core = np.array([False, True]), PinnedItem(only)
     one = contents.with_max_quanta(int(contents.items.sizes[only]))
-    weights, prices = np.ones((6, 3)), np.zeros(len(contents.items.sizes))
-    values, rows = one.best_contents(weights, prices, kinds, core)
-    assert values[1] == -NOTHING
-    assert not rows[1].any()
-    assert values[0] == values[2] == one.best_contents(weights[:, :1], prices, kinds[:1], core)[0][0]
-    assert rows[0, only] == rows[2, only] == 1
-    values, rows = contents.best_contents(weights[:, :1], prices, kinds[2:], PinnedItem(0, quanta=room + 1))
+    weights, prices = np.ones((6, 2)), np.zeros(len(contents.items.sizes))
+    values, rows = one.best_contents(weights, prices, must, core)
+    assert values[0] == values[1] == one.best_contents(weights[:, :1], prices, must[:1], core)[0][0]
+    assert rows[0, only] == rows[1, only] == 1
+    values, rows = contents.best_contents(weights[:, :1], prices, must[1:], PinnedItem(0, quanta=room + 1))
     assert values[0] == -NOTHING
     assert not rows.any()
-
-
-def test_chains_of_which_nothing_is_known_of_a_class() -> None:
-    """No replicas of a class that does any load do none; some of them do any load."""
-    chains = ClassAssignments.of(2, 2)
-    with np.errstate(invalid="raise"):
-        beyond = chains.excess_load(np.array([np.inf, 3.0]), np.array([4.0, 0.0]), 5.0)
-    found = dict(zip(map(tuple, chains.numbers.tolist()), beyond.tolist(), strict=True))
-    assert found == {(0, 2): 1.0, (1, 1): -np.inf}
-    assert fewest_bins(np.array([1.0, 2.0]), np.inf) == 1
 
 
 def test_a_gap_is_reached_where_it_says_so() -> None:

@@ -9,9 +9,6 @@ import pytest
 
 from milpplan.lengths import StrategyTables, micro_batch_times, replicas_ns
 from milpplan.lengths.bounds import (
-    FREE,
-    HOLDS,
-    WITHOUT,
     ConfigurationBound,
     ConfigurationLP,
     KnapsackDP,
@@ -25,7 +22,8 @@ from milpplan.lengths.bounds import (
 )
 from milpplan.lengths.deadline import Deadline
 from tests.amounts import first
-from tests.lengths.cases import GRAIN, deep_pool, pool, random_micro_batches
+from tests.lengths.cases import GRAIN, deep_pool, pool, pool_of, random_micro_batches, workload
+from tests.small import small_problem
 
 
 @cache
@@ -76,22 +74,20 @@ def test_the_least_of_contents_is_below_all_and_reached_by_one(place: int) -> No
     last = len(sizes) - 1
     loose = 0.0
     for turn in range(8):
-        weights = random.uniform(0.0, 1.0, (6, 4))
+        weights = random.uniform(0.0, 1.0, (6, 3))
         prices = unit * sizes * random.uniform(0.3, 1.2, len(sizes))
-        kinds = np.array([FREE, HOLDS, WITHOUT, HOLDS])
+        must = np.array([False, True, True])
         core = PinnedItem(last) if turn % 2 else PinnedItem(quanta=int(random.integers(1, most // 2)))
-        values, told = contents.best_contents(weights, prices, kinds, core)
+        values, told = contents.best_contents(weights, prices, must, core)
         worth = times @ weights - (rows @ prices)[:, None]
         held = (rows[:, core.first :].any(axis=1)) & (rows @ sizes >= core.quanta)
         assert (held == core.is_held(rows, sizes)).all()
         assert values[0] <= worth[:, 0].min() + 1e-6 * abs(values[0])
-        if not held.all():
-            assert values[2] <= worth[~held, 2].min() + 1e-6 * abs(values[2])
         if held.any():
-            assert (values[[1, 3]] <= worth[held][:, [1, 3]].min(axis=0) + 1e-6 * abs(values[1])).all()
+            assert (values[1:] <= worth[held][:, 1:].min(axis=0) + 1e-6 * abs(values[1])).all()
         assert (told <= found.load.counts).all()
         assert (told @ sizes <= most).all()
-        assert core.is_held(told[kinds != FREE], sizes).tolist() == [True, False, True]
+        assert core.is_held(told[must], sizes).all()
         true = (contents.times(told) * weights.T).sum(axis=1)
         assert (true - told @ prices >= values - 1e-6 * abs(values)).all()
         loose = max(loose, float(((true - told @ prices - values) / true).max()))
@@ -306,3 +302,39 @@ def test_whole_sequences_raise_what_is_proved_of_pipelines() -> None:
         if gained > 0.001:
             break
     assert gained > 0.001, gained
+
+
+def replicated(found: StrategyTables) -> list[int]:
+    """Pipelines on several replicas that hold the longest sequence."""
+    longest = found.load.lengths[-1] // found.load.token_quantum
+    members = range(len(found.members))
+    return [
+        one
+        for one in members
+        if found.num_stages(one) > 1
+        and found.members[one].candidate.layout.dp > 1
+        and min(found.max_quanta(one, shared_memory=False), found.members[one].shared_memory_quanta) >= longest
+    ]
+
+
+def test_a_window_whose_sequence_takes_too_long_is_left_nothing() -> None:
+    """Where the longest sequence alone takes longer than the time, programs have no answer for it; what proves
+    most for a longer time says that nothing is left."""
+    found = pool_of(small_problem(memory_gib=60), workload(long=3, short=20))
+    member = replicated(found)[0]
+    one, stages = found.members[member].candidate, found.num_stages(member)
+    loads = found.work_bound(member, shared_memory=False)
+    last = len(loads.sequence_loads) - 1
+    alone = (np.arange(last + 1) == last).astype(np.int64)[None]
+    (exact,) = replicas_ns(found.problem, one, found.load.lengths, (alone,), found.load.rules.mask)
+    least, time_ns = float(loads.stages.last[last]), 0.9 * float(exact)
+    each, window = loads.sequence_loads * loads.num_replicas, Window((1, 1), (1, 1))
+    filling = ConfigurationLP(
+        found.micro_batch_pricing(member), each, loads.stages.last, stages, window, PinnedItem(last)
+    )
+    mixture = best_mixture(loads.stages, stages, window, loads.total_load, least)
+    slope = mixture.bound(loads.stages, loads.total_load, least).slope
+    proved, rows = filling.prove_load_bound(mixture, slope)
+    better, _, _ = improved(filling, mixture, slope, rows, None, time_ns, 0.0)
+    assert better.within(time_ns) < float(each[last])
+    assert better.within(time_ns) <= proved.within(time_ns)

@@ -20,7 +20,7 @@ from tests.lengths.cases import deep_pool, pool
 def test_a_set_says_which_intervals_its_bound_rests_on() -> None:
     """Of its pipelines, narrow ones, and no step of it is shorter."""
     found = pool()
-    statics = SingleStrategySearch(found, 0.01, "highs")
+    statics = SingleStrategySearch(found, 0.01)
     assert statics.best is not None
     # Longer than it is, so that sets are open.
     beaten = replace(statics.best, time_ns=2 * statics.best.time_ns)

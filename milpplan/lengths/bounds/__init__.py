@@ -30,17 +30,8 @@ if TYPE_CHECKING:
         long_bound,
         peaks,
     )
-    from milpplan.lengths.bounds.longest_sequence_branching import (
-        ClassAssignments,
-        LongestSequenceBranching,
-        MinReplicas,
-        fewest_bins,
-    )
     from milpplan.lengths.bounds.micro_batch_pricing import (
-        FREE,
-        HOLDS,
         NOTHING,
-        WITHOUT,
         Items,
         KnapsackDP,
         MicroBatchPricing,

@@ -259,7 +259,6 @@ class ConfigurationBound:
         self.duals = Duals.of(work_bound, pricing.items.counts)
         self.total, self.num_other_replicas = self.duals.total_load, work_bound.num_replicas - 1
         self.ordinary, self.with_longest = WindowTree(pricing, halves), WindowTree(pricing, halved)
-        self.full_pricing = pricing
         for count_range in work_bound.bound_near(work_bound.total_load).ranges:
             window = None if count_range.last is None else Window.of(count_range.first, count_range.last)
             self.ordinary.nodes.append(WindowNode(window, (count_range.bound,)))

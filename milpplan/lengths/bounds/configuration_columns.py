@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.lengths.bounds import Window, glop
-from milpplan.lengths.bounds.micro_batch_pricing import FREE, HOLDS, WITHOUT, MicroBatchPricing, PinnedItem
+from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing, PinnedItem
 from milpplan.lengths.bounds.pipeline_bounds import Graph, Mixture, PathBound
 from milpplan.lengths.deadline import NEVER, Deadline
 from milpplan.simulation import BoolArray, FloatArray, IntArray
@@ -65,35 +65,26 @@ class ConfigurationLP:
     """Item that the micro-batch in the middle of the window holds, if any."""
 
     @property
-    def pin_states(self) -> IntArray:
-        """State of each micro-batch, [v]: it must hold, may hold or must not hold the pinned item."""
-        states = np.full(self.window.number, FREE)
-        if self.pinned_item is not None:
-            index = self.window.ahead[1]
-            states[:index] = WITHOUT if self.pinned_item.foremost else FREE
-            states[index] = HOLDS
-        return states
-
-    @property
     def holds_pinned(self) -> BoolArray:
         """Mask of the micro-batches that must hold the pinned item, [v]."""
-        return np.asarray(self.pin_states == HOLDS)
+        place = self.window.ahead[1] if self.pinned_item is not None else -1
+        return np.asarray(np.arange(self.window.number) == place)
 
     def allows(self, places: IntArray, rows: IntArray) -> BoolArray:
         """Return which contents [c, n] the micro-batches with index ``places`` [c] may have."""
-        pricing, states = self.pricing, self.pin_states[places]
+        pricing = self.pricing
         has_item = (self.pinned_item or PinnedItem()).is_held(rows, pricing.items.sizes)
         fits = rows @ pricing.items.sizes <= pricing.base.shape[-1]
-        return np.asarray(fits & np.where(has_item, states != WITHOUT, states != HOLDS))
+        return np.asarray(fits & (has_item | ~self.holds_pinned[places]))
 
     def best_contents(self, weights: FloatArray, prices: FloatArray) -> tuple[FloatArray, IntArray]:
         """Return ``MicroBatchPricing.best_contents`` of the window's micro-batches."""
-        return self.pricing.best_contents(weights, prices, self.pin_states, self.pinned_item or PinnedItem())
+        return self.pricing.best_contents(weights, prices, self.holds_pinned, self.pinned_item or PinnedItem())
 
     @property
     def fullest_contents(self) -> IntArray:
         """Contents of the maximum work, as far as each micro-batch may hold them, [v, n]."""
-        states, state_index = np.unique(self.pin_states, return_inverse=True)
+        states, state_index = np.unique(self.holds_pinned, return_inverse=True)
         contents = self.pricing.best_contents(
             np.zeros((6, len(states))), self.sequence_loads, states, self.pinned_item or PinnedItem()
         )[1]
@@ -340,15 +331,14 @@ class Program:
     def add_columns(self, places: IntArray, rows: IntArray) -> None:
         """Add contents [c, n] of the micro-batches ``places`` [c] and of their neighbours, as far as they may have
         them."""
-        configuration, pin_states = self.configuration, self.configuration.pin_states
+        configuration, holds_pinned = self.configuration, self.configuration.holds_pinned
         is_allowed = configuration.allows(places, rows)
         places, rows = places[is_allowed], rows[is_allowed]
         for step in (-1, 0, 1):
             neighbours = places + step
-            is_valid = (neighbours >= 0) & (neighbours < len(pin_states))
-            is_valid[is_valid] = (pin_states[neighbours[is_valid]] == pin_states[places[is_valid]]) & ~self.merged[
-                neighbours[is_valid]
-            ]
+            is_valid = (neighbours >= 0) & (neighbours < len(holds_pinned))
+            is_valid[is_valid] = holds_pinned[neighbours[is_valid]] == holds_pinned[places[is_valid]]
+            is_valid[is_valid] &= ~self.merged[neighbours[is_valid]]
             self.places = np.append(self.places, neighbours[is_valid])
             self.rows = np.concatenate([self.rows, rows[is_valid]])
 

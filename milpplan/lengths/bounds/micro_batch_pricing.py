@@ -143,16 +143,10 @@ class PinnedItem:
 
     first: int = 0
     quanta: int = 1
-    foremost: bool = False
-    """True if the micro-batches ahead of it do not satisfy it."""
 
     def is_held(self, rows: IntArray, sizes: IntArray) -> BoolArray:
         """Return which contents [c, n] of sequences of some ``sizes`` satisfy it."""
         return np.asarray(rows[:, self.first :].any(axis=1) & (rows @ sizes >= self.quanta))
-
-
-HOLDS, FREE, WITHOUT = 1, 0, -1
-"""States of a micro-batch: it must hold, may hold or must not hold the pinned item."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,20 +239,20 @@ class MicroBatchPricing:
         return np.asarray(times)
 
     def best_contents(
-        self, weights: FloatArray, prices: FloatArray, pin_states: IntArray, pinned_item: PinnedItem
+        self, weights: FloatArray, prices: FloatArray, holds_pinned: BoolArray, pinned_item: PinnedItem
     ) -> tuple[FloatArray, IntArray]:
         """Solve the pricing problem of every micro-batch.
 
         Args:
             weights: weights of its times, [6, v].
             prices: prices of the sequences, [n] ns.
-            pin_states: whether each must hold, may hold or must not hold the pinned item, [v].
+            holds_pinned: whether each must hold the pinned item, [v].
             pinned_item: the pinned item.
 
         Returns:
             Minimum reduced cost, [v] ns, and its contents, [v, n]; -``NOTHING`` and empty if nothing may be held.
         """
-        reduced_costs = _ReducedCosts.of(self, weights, prices, pin_states, pinned_item)
+        reduced_costs = _ReducedCosts.of(self, weights, prices, holds_pinned, pinned_item)
         indices = np.arange(weights.shape[1])
         open_indices, mixtures = indices, np.full(len(indices), self.last_best_mixture[0])
         values, rows = np.zeros(len(indices)), np.zeros((len(indices), len(prices)), dtype=np.int64)
@@ -304,7 +298,7 @@ class _ReducedCosts:
         pricing: MicroBatchPricing,
         weights: FloatArray,
         prices: FloatArray,
-        pin_states: IntArray,
+        holds_pinned: BoolArray,
         pinned_item: PinnedItem,
     ) -> _ReducedCosts:
         """Build the values before any mixture."""
@@ -312,14 +306,9 @@ class _ReducedCosts:
         base, attention, once = (np.einsum("rspx,spv->vrx", part, parts) for part in pricing.mixed)
         base += (weights[3:].T @ pricing.transfer_terms)[:, None]
         fitting = np.flatnonzero(pricing.items.fits)
-        max_values, must_hold = (
-            np.full((len(pin_states), len(fitting), base.shape[-1]), np.inf),
-            pin_states == HOLDS,
-        )
-        max_values[must_hold, :, : pinned_item.quanta - 1] = -np.inf
-        max_values[np.ix_(must_hold, fitting < pinned_item.first)] = -np.inf
-        with_core = fitting >= pinned_item.first, np.arange(base.shape[-1]) >= pinned_item.quanta - 1
-        max_values[np.ix_(pin_states == WITHOUT, *with_core)] = -np.inf
+        max_values = np.full((len(holds_pinned), len(fitting), base.shape[-1]), np.inf)
+        max_values[holds_pinned, :, : pinned_item.quanta - 1] = -np.inf
+        max_values[np.ix_(holds_pinned, fitting < pinned_item.first)] = -np.inf
         return _ReducedCosts(
             pricing, prices, base, attention, once, max_values, np.zeros(base.shape[:2], dtype=bool), []
         )

@@ -7,9 +7,7 @@ strategies, takes its next step:
  1. *Work*: bounds by its work, first rough, then exact, then with the term of the longest sequence.
  2. *Packing*, and its improvement if the step may become the best. A few pipelines are packed as soon as they get
     here, the others when no bound rises any more.
- 3. *Whole sequences*: the program of a replica where micro-batches have few possible contents
-    (``replica_feasibility``), else the configuration bound, then branching on the longest sequence of each
-    replica, for a slice at a time.
+ 3. *Whole sequences*: the configuration bound, for a slice at a time.
 
 In between the best step is improved from all its starts. A strategy is left alone once its bound exceeds
 ``below_ns``, the time of the best step of any kind. Later calls resume where the last one stopped.
@@ -26,15 +24,12 @@ import numpy as np
 from milpplan.errors import InfeasibleError
 from milpplan.lengths import Packed, Step, StrategyTables, cutoff_ns
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
-from milpplan.lengths.bounds.longest_sequence_branching import LongestSequenceBranching
 from milpplan.lengths.bounds.master import single_strategy_bound_ns
 from milpplan.lengths.bounds.work_bounds import DEEP
 from milpplan.lengths.deadline import NEVER, Deadline
 from milpplan.lengths.search_parameters import PARAMETERS
 from milpplan.lengths.single.packing_local_search import packings_by_shape
-from milpplan.lengths.single.replica_feasibility import ReplicaFeasibility
 from milpplan.lengths.strategy_tables import Effort
-from milpplan.simulation import IntArray
 
 
 class Incumbents:
@@ -120,12 +115,6 @@ class Incumbents:
         self.starts[member] = starts
         return bool(promising)
 
-    def offer(self, member: int, replicas: tuple[IntArray, ...]) -> None:
-        """Offer a packing from elsewhere; it is kept if it is shorter."""
-        packed = self.pool.time_packing(member, replicas, self._quanta(member))
-        self.packed.setdefault(member, packed)
-        self._begin(member, packed)
-
     def _begin(self, member: int, packed: Packed) -> None:
         """Keep another packing of a strategy if it is shorter."""
         self.packed[member] = min(self.packed[member], packed, key=_time_ns)
@@ -157,16 +146,15 @@ def _time_ns(packed: Packed) -> int:
 class SingleStrategySearch:
     """Search for the ``best`` step of one strategy; ``bounds_ns`` holds the lower bound of each strategy."""
 
-    def __init__(self, pool: StrategyTables, gap: float, backend: str, end: Deadline = NEVER) -> None:
+    def __init__(self, pool: StrategyTables, gap: float, end: Deadline = NEVER) -> None:
         """Pack the strategies of one stage at once: that takes milliseconds and gives a first incumbent.
 
         Args:
             pool: the strategies.
             gap: relative gap of the answer.
-            backend: solver of the integer programs.
             end: end of the whole solve.
         """
-        self.pool, self.gap, self.backend, self.end = pool, gap, backend, end
+        self.pool, self.gap, self.end = pool, gap, end
         self.incumbents = Incumbents(pool)
         members = range(len(pool.members))
         self.bounds_ns: dict[int, float] = {
@@ -176,8 +164,6 @@ class SingleStrategySearch:
         self.num_work_bounds = {member: 0 for member in members if pool.num_stages(member) > 1}
         self.priced: set[int] = set()
         self.configuration_bounds: dict[int, ConfigurationBound] = {}
-        self.replica_feasibility: dict[int, ReplicaFeasibility | None] = {}
-        self.branchings: dict[int, LongestSequenceBranching] = {}
         # Pipelines whose packing was tried; strategies of which nothing more is to be gained.
         self.tried: set[int] = set()
         self.exhausted: set[int] = set()
@@ -237,9 +223,7 @@ class SingleStrategySearch:
             self.num_work_bounds[member] += 1
         elif member not in self.tried and (self.exhausted or len(self.tried) < PARAMETERS.num_packed_early):
             self._pack(member, deadline)
-        elif not (
-            self._check_feasibility(member, cutoff_ns, deadline) or self._configure(member, cutoff_ns, deadline)
-        ):
+        elif not self._configure(member, cutoff_ns, deadline):
             if member in self.tried:
                 return False
             self._pack(member, deadline)
@@ -298,48 +282,10 @@ class SingleStrategySearch:
         )
         target_ns = min(cutoff_ns - fixed_cost_ns, known_ns * (1.0 + PARAMETERS.configuration_rise))
         if configuration.done:
-            return self._branch_on_longest(member, target_ns, deadline)
+            return False
         configuration.run(target_ns, deadline.within(PARAMETERS.configuration_s))
         pool.store_bound(member, configuration.loads)
         self._raise(member, pool.step_bound_ns(member, shared_memory=False))
-        return True
-
-    def _branch_on_longest(self, member: int, time_ns: float, deadline: Deadline) -> bool:
-        """Branch on the longest sequence of each replica for a slice; return False if nothing more can be
-        gained."""
-        configuration = self.configuration_bounds[member]
-        if configuration.num_other_replicas == 0:
-            return False
-        if member not in self.branchings:
-            self.branchings[member] = LongestSequenceBranching(configuration, time_ns)
-        branching = self.branchings[member]
-        if branching.done:
-            return False
-        branching.run(time_ns, deadline.within(PARAMETERS.configuration_s))
-        self._raise(member, branching.bound_ns + self._fixed_cost_ns(member))
-        return True
-
-    def _check_feasibility(self, member: int, cutoff_ns: float, deadline: Deadline) -> bool:
-        """Ask an integer program whether a replica can meet the cutoff; return False if nothing more can be
-        gained.
-
-        This suits pipelines whose micro-batches have few possible contents. Either the bound rises or a packing is
-        found.
-        """
-        fixed_cost_ns = self._fixed_cost_ns(member)
-        if member not in self.replica_feasibility:
-            self.replica_feasibility[member] = ReplicaFeasibility.of(self.pool, member)
-        feasibility = self.replica_feasibility[member]
-        if feasibility is None or not np.isfinite(cutoff_ns) or deadline.passed:
-            return False
-        time_ns = feasibility.provable_ns(cutoff_ns - fixed_cost_ns)
-        if time_ns + fixed_cost_ns <= self.bounds_ns[member] or feasibility.done(time_ns):
-            return False
-        replicas = feasibility.run(time_ns, self.backend, deadline.within(PARAMETERS.feasibility_s), deadline)
-        if replicas is not None:
-            self.incumbents.offer(member, replicas)
-        if not feasibility.open_numbers(time_ns):
-            self._raise(member, time_ns + fixed_cost_ns)
         return True
 
     def _polish(self, deadline: Deadline) -> None:
