@@ -37,7 +37,6 @@ from milpplan.simulation.layers.kernels import (
     GemmPrecision,
     engine_of,
     gemm_s,
-    grid_position,
     interpolate_table,
 )
 
@@ -71,7 +70,9 @@ def design_matrix(sizes: tuple[FloatArray, FloatArray, FloatArray]) -> FloatArra
     """Trilinear weights of every grid point for every shape, [shapes, points]."""
     columns = []
     for axis, size in zip((M_AXIS, N_AXIS, K_AXIS), sizes, strict=True):
-        below, weight = grid_position(np.log(np.array(axis, dtype=np.float64)), np.log(size))
+        position = np.interp(np.log(size), np.log(np.array(axis, dtype=np.float64)), np.arange(len(axis)))
+        below = np.minimum(position.astype(np.intp), len(axis) - 2)
+        weight = position - below
         basis = np.zeros((len(size), len(axis)))
         basis[np.arange(len(size)), below] = 1 - weight
         basis[np.arange(len(size)), below + 1] += weight

@@ -1,4 +1,4 @@
-"""Work of the command ``solve``: the best plan of its problem, comments, the file, the exit code."""
+"""Parts of the command ``solve``: comments on its result, several kinds of hardware, output and file."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from milpplan.calibration import error_bar, robustness
 from milpplan.calibration.error_bars import ErrorBar, Robustness
 from milpplan.cli import command, interrupts
 from milpplan.cli.arguments import within_range
 from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, of_error, say, say_error, show_blocks, shown_progress
-from milpplan.cli.solve_options import LengthOptions, are_asked
+from milpplan.cli.solve_options import LengthOptions
 from milpplan.errors import InfeasibleError, InvalidInputError, MilpplanError
-from milpplan.optimize import Effort, PlanResult, SolveOptions, explain, solve_robust, target_price
+from milpplan.optimize import Effort, PlanResult, SolveOptions, explain, target_price
 from milpplan.optimize.context import Deadline, undisturbed
 from milpplan.optimize.records import ProgramAnswer
 from milpplan.optimize.search.closed_layouts import BUDGET
 from milpplan.optimize.solve import MARGIN_PRICE_GAP, without_margin
 from milpplan.optimize.solve import solve as solve_problem
-from milpplan.problem import Plan, Problem, load_scenarios
+from milpplan.problem import Plan, Problem
 from milpplan.problem.reading import shown
 from milpplan.reports import write_whole
 from milpplan.reports.answers import solve_blocks
@@ -106,61 +106,7 @@ def _is_exportable(problem: Problem) -> bool:
     return not (unlike or problem.job.frozen_text or problem.model.vision is not None)
 
 
-METHODS: Final = ("search", "program")
-
-
-def run(words: SolveWords, lengths: LengthOptions) -> ExitCode:
-    """Solve the problem of a command line, print and write the answer; the exit code says how it ended.
-
-    Args:
-        words: the arguments and options.
-        lengths: the options about sequences of several lengths.
-    """
-    if are_asked(lengths):
-        return _solve_lengths(words, lengths)
-    names = command.names_of(words.hardware)
-    if command.choice(words.method, "--method", METHODS) == "program" and len(names) > 1:
-        raise InvalidInputError(
-            "--method program with several kinds of hardware.",
-            "Expected one cluster, whose answer is one program.",
-            "Name one, or leave --method out.",
-        )
-    words.check_robust(len(names))
-    price_of = prices(words.price, names, words.tokens)
-    problem = words.problem(names[0] or None)
-    options = words.options(problem)
-    if len(names) > 1:
-        return _choose_hardware(names, words, price_of, options)
-    # The problem without the restriction to a launcher, to prove what the restriction costs.
-    priced = words.target is not None and words.price_limit and not words.robust
-    whole = words.whole(names[0] or None) if priced else None
-    command.positive(options.time_limit_s, "--time-limit", "number of seconds")
-    if words.out is not None:
-        check_writable(words.out)
-    scenarios = None if words.scenarios is None else load_scenarios(words.scenarios)
-    deadline = Deadline.after(options.time_limit_s)
-    options = replace(options, cancelled=interrupts.asked_to_stop)
-    answers: list[_Answer] = []
-    with (
-        interrupts.keeping(answers),
-        shown_progress(problem.job.objective, words.progress) as callback,
-        within_range(),
-        interrupts.limited(deadline.left_s()),
-    ):
-        asked = replace(options, callback=callback)
-        if words.robust:
-            answers.append(_Answer(solve_robust(problem, scenarios, asked)))
-        else:
-            answers.append(_Answer(solve_problem(problem, asked)))
-        _comment(answers[0], options, deadline, words, whole)
-    # Neither another signal nor the time limit may lose the plan now.
-    with undisturbed(), within_range():
-        if interrupts.asked_to_stop():
-            answers[0].result = replace(answers[0].result, message=interrupts.STOPPED)
-        return _print(answers[0], options, words, price_of.get(names[0]))
-
-
-def _choose_hardware(
+def choose_hardware(
     names: list[str], words: SolveWords, price_of: dict[str, float], options: SolveOptions
 ) -> ExitCode:
     """Solve on every kind of hardware, print the kinds in order with the costs of a whole run, write the best."""
@@ -228,7 +174,7 @@ def _price(word: str) -> float:
 
 
 @dataclass(slots=True)
-class _Answer:
+class Answer:
     """A result and its comments; a comment is None if there was no time for it."""
 
     result: PlanResult
@@ -240,8 +186,8 @@ class _Answer:
     break_even: BreakEvens | None = None
 
 
-def _comment(
-    answer: _Answer, options: SolveOptions, deadline: Deadline, words: SolveWords, whole: Problem | None
+def comment_on(
+    answer: Answer, options: SolveOptions, deadline: Deadline, words: SolveWords, whole: Problem | None
 ) -> None:
     """Add the comments to a result in the time that is left."""
     result = answer.result
@@ -273,7 +219,7 @@ def _comment(
         say("No constant of the hardware is uncertain, or it has several node types: there are no ends to check.")
 
 
-def _print(answer: _Answer, options: SolveOptions, words: SolveWords, price: float | None) -> ExitCode:
+def print_answer(answer: Answer, options: SolveOptions, words: SolveWords, price: float | None) -> ExitCode:
     """Print and write the result."""
     result, why, bar, robust, known = answer.result, answer.why, answer.bar, answer.robust, answer.known
     totals = None
@@ -359,7 +305,7 @@ def _write(out: Path | None, text: str, code: ExitCode) -> ExitCode:
     return code
 
 
-def _solve_lengths(words: SolveWords, asked: LengthOptions) -> ExitCode:
+def solve_with_lengths(words: SolveWords, asked: LengthOptions) -> ExitCode:
     """Solve ``solve --lengths``, the older form of ``solve-lengths``."""
     from milpplan.cli.commands.solve_lengths import answer_lengths
 

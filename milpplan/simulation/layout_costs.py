@@ -374,7 +374,9 @@ def layer_durations_ns(problem: Problem, columns: LayoutColumns) -> IntArray:
 
     A lower bound of ``LayoutCosts.duration_ns``, which adds what ZeRO 2 and 3 send beside the layer.
     """
-    seconds = np.stack([layer_seconds(problem, kind, columns) for kind in problem.model.kinds])
+    seconds = np.empty((len(problem.model.kinds), len(Part), len(Phase), len(columns)))
+    for row, kind in enumerate(problem.model.kinds):
+        seconds[row] = layer_seconds(problem, kind, columns)
     return np.asarray(_ns(seconds)[:, EXPOSED].sum(axis=1))
 
 
@@ -414,7 +416,9 @@ def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
     parameters = [states.local_layer_parameters(problem, kind, state_part) for kind in kinds]
     embedding = embedding_endpoint(problem, layer_part)
     head = head_endpoint(problem, layer_part)
-    seconds = np.stack([layer_seconds(problem, kind, layer_part) for kind in kinds])
+    seconds = np.empty((len(kinds), len(Part), len(Phase), len(layer_part)))
+    for row, kind in enumerate(kinds):
+        seconds[row] = layer_seconds(problem, kind, layer_part)
     compute = seconds[:, EXPOSED, ONCE].sum(axis=1)[..., layer_inverse]
     reduce, gather, zero = _sharding(problem, state_part, parameters, state_inverse, columns, compute)
     activations = [layer_activations(problem, kind, layer_part) for kind in kinds]

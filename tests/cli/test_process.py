@@ -150,7 +150,7 @@ INTERRUPTED = """
 import sys, time
 from contextlib import contextmanager
 from milpplan.cli import main
-from milpplan.cli import solving
+from milpplan.cli.commands import solve
 
 @contextmanager
 def waiting(*_):
@@ -160,7 +160,7 @@ def waiting(*_):
             time.sleep(30)
     yield callback
 
-solving.shown_progress = waiting
+solve.shown_progress = waiting
 main()
 """
 
@@ -191,7 +191,7 @@ BACKGROUND = """
 import sys
 from contextlib import contextmanager
 from milpplan.cli import main
-from milpplan.cli import solving
+from milpplan.cli.commands import solve
 
 @contextmanager
 def waiting(*_):
@@ -201,7 +201,7 @@ def waiting(*_):
             sys.stdin.readline()
     yield callback
 
-solving.shown_progress = waiting
+solve.shown_progress = waiting
 main()
 """
 

@@ -364,7 +364,11 @@ class Search:
         every layout left is above the incumbent.
         """
         self._warm_start()
-        self.explored.closed.prepare(self.context.out_of_time)
+        closed = self.explored.closed
+        if not closed.bounded and closed.are_few:
+            closed.split_blocks()
+        elif not closed.bounded:
+            closed.bound_blocks(self.context.out_of_time)
         if self.best is not None:
             self.note(force=True)
         uniform = self.problem.space.kind == "uniform"

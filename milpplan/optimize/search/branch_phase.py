@@ -121,10 +121,9 @@ class LayoutQueue:
                 self._forget(task.layout)
                 continue
             cutoff = cutoff_ns(self.best_value, gap, task.weight, task.limit_ns)
-            if self.ahead is None:
+            result = None if self.ahead is None else self.ahead.decided(task, cutoff, 1, self._following)
+            if result is None:
                 result = decide_layout(self.problem, self.solver, self.part_bounds, task, cutoff, 1)
-            else:
-                result = self.ahead.decide(task, cutoff, 1, self._following)
             self._note(task, bound, result.outcome)
             if self.solver.unfinished(task.layout):
                 self.begun_rows.add(row)
@@ -441,23 +440,8 @@ class BranchPhase:
         Layouts with free interleaved splits are branched a few nodes at a time, always the layout with the
         smallest bound.
         """
-        search = self.search
+        search, solver = self.search, self.solver
         any_chunks = search.problem.interleaved_layers == "any"
-        num_others = num_workers(self.solver.options) - 1 if can_start() and not search.first_only else 0
-        ahead = AheadDecider(search.problem, self.solver, self.part_bounds, num_others)
-        with closing(ahead):
-            self._relax(ahead, any_chunks)
-            if search.first_only:
-                return
-            if not any_chunks:
-                self._decide(self._filled_queue(ahead).run())
-                return
-        # Worker processes only where branching takes long enough.
-        self._decide(LayoutWorkers(self._filled_queue(None), lambda: search.best_value).run())
-
-    def _relax(self, ahead: AheadDecider, any_chunks: bool) -> None:
-        """Solve the compact relaxations of all layouts but those that are branched on, smallest bound first."""
-        search = self.search
         self._queue()
         branched = (search.explored.space.vpp_of(search.queue) > 1) & any_chunks
         queue = search.queue[~branched]
@@ -467,13 +451,26 @@ class BranchPhase:
             both = np.stack([queue, roomiest], axis=1).ravel()
             queue = both[np.sort(np.unique(both, return_index=True)[1])]
         rows = queue.tolist()
-        for position, row in enumerate(rows, 1):
-            if search.is_over() or (search.first_only and self.solver.counters.work_s > FIRST_PLAN_WORK_S):
+        num_others = num_workers(solver.options) - 1 if can_start() and not search.first_only else 0
+        ahead = AheadDecider(search.problem, solver, self.part_bounds, num_others)
+        with closing(ahead):
+            for position, row in enumerate(rows, 1):
+                if search.is_over() or (search.first_only and solver.counters.work_s > FIRST_PLAN_WORK_S):
+                    break
+                if self._value(row) < search.threshold():
+                    question = *self._task_and_cutoff(row), 0
+                    result = ahead.decided(*question, partial(self._following, rows, position))
+                    if result is None:
+                        result = decide_layout(search.problem, solver, self.part_bounds, *question)
+                    self._take(result)
+                    search.note()
+            if search.first_only:
                 return
-            if self._value(row) < search.threshold():
-                following = partial(self._following, rows, position)
-                self._take(ahead.decide(*self._task_and_cutoff(row), 0, following))
-                search.note()
+            if not any_chunks:
+                self._decide(self._filled_queue(ahead).run())
+                return
+        # Worker processes only where branching takes long enough.
+        self._decide(LayoutWorkers(self._filled_queue(None), lambda: search.best_value).run())
 
     def _following(self, rows: Sequence[int], position: int) -> Iterator[tuple[LayoutTask, int]]:
         """Yield the layouts from a position on that may improve the incumbent, with their cutoffs."""

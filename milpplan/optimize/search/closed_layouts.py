@@ -280,23 +280,18 @@ class ClosedLayouts:
         )
         return copied
 
-    def prepare(self, stop: Stop) -> None:
-        """Bound every block; where there are few groups, split all blocks at once. Stops when time is up."""
-        if self.bounded:
-            return
-        if int(self.num_groups[self.fits].sum()) > self.budget.groups_at_once:
-            self._bound_blocks(stop)
-        else:
-            self._split_blocks(np.flatnonzero(self.fits & self.state.whole), None)
-            self.bounded = True
+    @property
+    def are_few(self) -> bool:
+        """True if there are so few groups that all blocks are split at once."""
+        return int(self.num_groups[self.fits].sum()) <= self.budget.groups_at_once
 
     @property
     def num_groups(self) -> IntArray:
         """Number of groups of each block, [b]."""
         return np.asarray(self.alike.choices.counts * self.space.stages.counts)
 
-    def _bound_blocks(self, stop: Stop) -> None:
-        """Bound the blocks by their kernel times only."""
+    def bound_blocks(self, stop: Stop) -> None:
+        """Bound the blocks by their kernel times only, until time is up."""
         classes = BlockClasses.of(self.problem, self.space)
         kernels = kernel_space(self.space)
         size, done = self.budget.blocks_at_once, 0
@@ -341,7 +336,7 @@ class ClosedLayouts:
                 ends = np.cumsum(self.num_groups[order])
                 capacity = min(self.budget.groups_at_once, self.budget.groups - len(self.state.values))
                 blocks = np.sort(order[: np.searchsorted(ends, capacity, side="right")])
-            if not self._split_blocks(blocks, stop):
+            if not self.split_blocks(blocks, stop):
                 return chosen
             chosen = self._chosen(threshold, layouts)
             if len(chosen):
@@ -355,8 +350,10 @@ class ClosedLayouts:
         count = int(np.searchsorted(np.cumsum(self.state.groups.sizes(order)), layouts)) + 1
         return np.sort(order[:count])
 
-    def _split_blocks(self, blocks: IntArray, stop: Stop | None) -> bool:
-        """Make the groups of some blocks until time is up. Returns True if there were any blocks."""
+    def split_blocks(self, blocks: IntArray | None = None, stop: Stop | None = None) -> bool:
+        """Make the groups of some blocks, or of all, until time is up. Returns True if there were any blocks."""
+        if blocks is None:
+            blocks, self.bounded = np.flatnonzero(self.fits & self.state.whole), True
         parts, size, done = [self.state.groups], self.budget.blocks_at_once, 0
         while done < len(blocks) and not (stop is not None and stop()):
             parts.append(ComputeGroups.of(self.problem, self.space, self.alike, blocks[done : done + size]))

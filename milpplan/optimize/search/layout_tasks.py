@@ -89,8 +89,10 @@ def decide_layout(
     if in_parts(problem) and not layout.replica_micro_batches:
         gap = solver.options.gap
         outcome = resolve_in_parts(resolve, gap, part_bounds, contexts, limit_ns, bound, effort)
+    elif len(contexts) == 1:
+        outcome = solver.resolve(contexts[0], limit_ns, bound, effort, slack)
     else:
-        outcome = resolve(contexts, limit_ns, bound, effort)
+        outcome = resolve_views(solver, layout, contexts, scales, limit_ns, bound, effort)
     # No plan is at or below the cutoff, which no plan's step can exceed: so no plan fits.
     infeasible = outcome.plan is None and outcome.fate != "open" and longest_ns <= cutoff
     return LayoutResult(task.row, outcome, "does_not_fit" if infeasible else outcome.fate)
@@ -235,11 +237,11 @@ class AheadDecider:
     closing: threading.Event = field(default_factory=threading.Event)
     listener: threading.Thread | None = None
 
-    def decide(self, task: LayoutTask, cutoff: int, effort: int, following: Following) -> LayoutResult:
-        """Decide a layout as ``decide_layout`` does."""
+    def decided(self, task: LayoutTask, cutoff: int, effort: int, following: Following) -> LayoutResult | None:
+        """Return a layout's result, that of ``decide_layout``; None where the caller must decide the layout."""
         chain = _chain(task)
         if chain is None or not (self.processes or self._start(following)):
-            return decide_layout(self.problem, self.solver, self.part_bounds, task, cutoff, effort)
+            return None
         guess = self._guess(task, cutoff, effort, chain, following)
         while guess.answer is None and not self.solver.out_of_time():
             self._work(guess)
@@ -249,9 +251,7 @@ class AheadDecider:
             if answer is None or answer.result.outcome.plan is not None:
                 # Other paths or a better incumbent change all following questions.
                 self.guesses.clear()
-        if answer is None:
-            return decide_layout(self.problem, self.solver, self.part_bounds, task, cutoff, effort)
-        return self._taken(answer)
+        return None if answer is None else self._taken(answer)
 
     def close(self) -> None:
         """End the processes."""

@@ -24,6 +24,8 @@ Mask = Literal["causal", "full"]
 FP32_BYTES = 4
 BF16_BYTES = 2
 FP8_BYTES = 1
+TINY = np.finfo(np.float64).tiny
+"""Smallest size whose logarithm is taken."""
 EXPOSED_SUM_FRACTION = 0.6
 """Share of the traffic of accumulated gradients that the next tile does not hide.
 
@@ -54,29 +56,6 @@ def _table_arrays(table: GemmTable) -> tuple[tuple[FloatArray, ...], FloatArray]
     return axes, np.array(table.efficiency, dtype=np.float64)
 
 
-@lru_cache(maxsize=256)
-def _curve_arrays(curve: SizeCurve) -> tuple[FloatArray, FloatArray]:
-    """Return the logarithms of a curve's sizes, and its values."""
-    return np.log(np.array(curve.size, dtype=np.float64)), np.array(curve.value, dtype=np.float64)
-
-
-def log_of(size: Numbers) -> FloatArray:
-    """Take the natural logarithm of sizes, which are raised to the smallest normal float."""
-    return np.log(np.maximum(np.asarray(size, dtype=np.float64), np.finfo(np.float64).tiny))
-
-
-def grid_position(log_axis: FloatArray, log_size: FloatArray) -> tuple[npt.NDArray[np.intp], FloatArray]:
-    """Locate values on an axis.
-
-    Returns:
-        Index of the grid point below each value, and the weight in [0, 1] of the next grid point. Values outside
-        the axis are clamped.
-    """
-    position = np.interp(log_size, log_axis, np.arange(len(log_axis), dtype=np.float64))
-    below = np.minimum(position.astype(np.intp), max(len(log_axis) - 2, 0))
-    return below, position - below
-
-
 def interpolate_grid(log_axes: Sequence[FloatArray], values: FloatArray, sizes: Sequence[Numbers]) -> FloatArray:
     """Interpolate a table: linear in the logarithm of every size, constant outside.
 
@@ -88,14 +67,18 @@ def interpolate_grid(log_axes: Sequence[FloatArray], values: FloatArray, sizes: 
     Returns:
         Interpolated values, in the broadcast shape.
     """
-    first, steps, weights = np.zeros((), dtype=np.intp), [0], []
+    first, steps, weights = np.zeros((), dtype=np.intp), np.zeros(1, dtype=np.intp), []
     for axis, size in zip(log_axes, sizes, strict=True):
-        below, weight = grid_position(axis, log_of(size))
-        weights.append(np.asarray(weight)[..., None])
+        above = np.array((0, min(1, len(axis) - 1)))
+        log_size = np.log(np.maximum(np.asarray(size, dtype=np.float64), TINY))
+        # Grid points below, and the weight in [0, 1] of the next; sizes outside the axis are clamped.
+        position = np.interp(log_size, axis, np.arange(len(axis), dtype=np.float64))
+        below = np.minimum(position.astype(np.intp), max(len(axis) - 2, 0))
+        weights.append(np.asarray(position - below)[..., None])
         first = first * len(axis) + below
-        steps = [step * len(axis) + above for step in steps for above in (0, min(1, len(axis) - 1))]
+        steps = (steps[:, None] * len(axis) + above).ravel()
     # All corners of a cell, the last axis fastest.
-    corners = values.ravel()[first[..., None] + np.array(steps)]
+    corners = values.ravel()[first[..., None] + steps]
     for weight in reversed(weights):
         corners = (1 - weight) * corners[..., 0::2] + weight * corners[..., 1::2]
     return np.asarray(corners[..., 0])
@@ -106,8 +89,8 @@ def interpolate_curve(curve: SizeCurve, size: Numbers) -> FloatArray:
 
     size: any shape; returns the same shape.
     """
-    log_axis, values = _curve_arrays(curve)
-    return np.interp(log_of(size), log_axis, values)
+    log_size = np.log(np.maximum(np.asarray(size, dtype=np.float64), TINY))
+    return np.interp(log_size, np.log(np.array(curve.size, dtype=np.float64)), curve.value)
 
 
 def interpolate_table(table: GemmTable, m: Numbers, n: Numbers, k: Numbers) -> FloatArray:

@@ -10,8 +10,8 @@ function broadcasts floats and arrays and returns seconds; a group of one rank a
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Literal
+from functools import lru_cache, partial
+from typing import Final, Literal
 
 import numpy as np
 
@@ -168,29 +168,51 @@ def _across_s(
     inside = bus_bandwidth_bytes_per_s(hardware, operation, largest, group.members)
     ring = np.where(group.members > 1, np.minimum(inside, network), network)
     wire_s = wire_factor(operation, group.size) * num_bytes / ring
-    times = [
-        _variant_latency_s(hardware, variant, operation, group) + wire_s / variant.bandwidth_fraction
-        for variant in (_ring_of(hardware), *hardware.scale_out.variants)
-        if variant.shape == "ring" or operation == "all_reduce"
-    ]
+    times = []
+    for variant in (_ring_of(hardware), *hardware.scale_out.variants):
+        if variant.shape == "ring" or operation == "all_reduce":
+            latency_s = _variant_latency_s(hardware, variant, operation, group)
+            times.append(latency_s + wire_s / variant.bandwidth_fraction)
     if operation == "all_reduce" and placement.may_add_up(hardware):
         in_network = placement.adds_up(hardware, group)
         times.append(np.where(in_network, _in_network_s(hardware, num_bytes, group), np.inf))
     return np.asarray(np.minimum.reduce(times))
 
 
-def _collective_s(hardware: HardwareSpec, operation: Operation, num_bytes: Numbers, *ranks: Numbers) -> FloatArray:
+def _collective_s(
+    operation: Operation,
+    hardware: HardwareSpec,
+    num_bytes: Numbers,
+    size: Numbers,
+    stride: Numbers,
+    blocks: Numbers = 1,
+    block_stride: Numbers = 1,
+) -> FloatArray:
     """Time a collective: by the measured table inside a domain, else by the fastest variant across domains.
 
-    ``ranks``: size, stride, blocks and block stride as in ``group_place``.
+    Inside a domain: 2 (n - 1) / n * bytes / busbw(n, bytes), measured. Across d domains with k members each:
+    min over ring and tree variants of base + 2 * hops * hop latency + 2 (n - 1) / n * bytes / (fraction *
+    min(busbw inside, k * NIC rate * efficiency)), and over reduction in the switches, where they offer it. That is
+    an all-reduce; an all-gather and a reduce-scatter have a single pass, (n - 1) / n * bytes, and rings only.
+
+    Args:
+        operation: the collective.
+        hardware: hardware of the ranks.
+        num_bytes: bytes of the buffer that is reduced, gathered as a result, or scattered.
+        size, stride: the group has ``size`` ranks ``stride`` apart,
+        blocks, block_stride: or ``blocks`` such rows of ranks, ``block_stride`` apart.
+
+    Returns:
+        Seconds, in the shape that the arguments broadcast to.
+
+    Source: nccl-tests PERFORMANCE.md; NVIDIA/nccl src/graph/tuning.cc.
     """
     message = np.asarray(num_bytes, dtype=np.float64)
-    size, _, blocks, _ = ranks
     is_free = (np.asarray(size) * blocks == 1) | (message == 0)
     # A single layout, as in a simulation, needs at most one of the two formulas.
     if is_free.all():
         return np.zeros(np.shape(is_free))
-    group = group_place(hardware, *ranks)
+    group = group_place(hardware, size, stride, blocks, block_stride)
     inside = group.members == group.size
     if inside.all():
         time = _inside_s(hardware, operation, message, group.size)
@@ -201,61 +223,12 @@ def _collective_s(hardware: HardwareSpec, operation: Operation, num_bytes: Numbe
     return np.where(is_free, 0.0, time)
 
 
-def all_reduce_s(
-    hardware: HardwareSpec,
-    num_bytes: Numbers,
-    size: Numbers,
-    stride: Numbers,
-    blocks: Numbers = 1,
-    block_stride: Numbers = 1,
-) -> FloatArray:
-    """Time an all-reduce.
-
-    Inside a domain: 2 (n - 1) / n * bytes / busbw(n, bytes), measured. Across d domains with k members each:
-    min over ring and tree variants of base + 2 * hops * hop latency + 2 (n - 1) / n * bytes / (fraction *
-    min(busbw inside, k * NIC rate * efficiency)), and over reduction in the switches, where they offer it.
-
-    Args:
-        num_bytes: bytes of the reduced buffer.
-        size, stride: the group has ``size`` ranks ``stride`` apart,
-        blocks, block_stride: or ``blocks`` such rows of ranks, ``block_stride`` apart.
-
-    Returns:
-        Seconds, in the shape that the arguments broadcast to.
-
-    Source: nccl-tests PERFORMANCE.md; NVIDIA/nccl src/graph/tuning.cc.
-    """
-    return _collective_s(hardware, "all_reduce", num_bytes, size, stride, blocks, block_stride)
-
-
-def all_gather_s(
-    hardware: HardwareSpec,
-    num_bytes: Numbers,
-    size: Numbers,
-    stride: Numbers,
-    blocks: Numbers = 1,
-    block_stride: Numbers = 1,
-) -> FloatArray:
-    """Time an all-gather whose gathered result has ``num_bytes``.
-
-    As ``all_reduce_s`` with a single pass, (n - 1) / n * bytes, and rings only. Source: see ``all_reduce_s``.
-    """
-    return _collective_s(hardware, "all_gather", num_bytes, size, stride, blocks, block_stride)
-
-
-def reduce_scatter_s(
-    hardware: HardwareSpec,
-    num_bytes: Numbers,
-    size: Numbers,
-    stride: Numbers,
-    blocks: Numbers = 1,
-    block_stride: Numbers = 1,
-) -> FloatArray:
-    """Time a reduce-scatter whose input on each rank has ``num_bytes``.
-
-    As ``all_reduce_s`` with a single pass, (n - 1) / n * bytes, and rings only. Source: see ``all_reduce_s``.
-    """
-    return _collective_s(hardware, "reduce_scatter", num_bytes, size, stride, blocks, block_stride)
+all_reduce_s: Final = partial(_collective_s, "all_reduce")
+"""Time an all-reduce: ``_collective_s``."""
+all_gather_s: Final = partial(_collective_s, "all_gather")
+"""Time an all-gather whose gathered result has ``num_bytes``: ``_collective_s``."""
+reduce_scatter_s: Final = partial(_collective_s, "reduce_scatter")
+"""Time a reduce-scatter whose input on each rank has ``num_bytes``: ``_collective_s``."""
 
 
 def copies_sent(domains: IntArray, copies: float) -> FloatArray:
