@@ -18,7 +18,6 @@ from typing import Any
 
 ENTERED = ("", ".models", ".peft", ".recipes")
 ADAPTERS = {"lora": "LoRA", "dora": "DoRA"}
-HOPPER = SimpleNamespace(name="NVIDIA H100 80GB HBM3", major=9, minor=0)
 
 
 @cache

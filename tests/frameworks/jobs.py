@@ -22,6 +22,7 @@ from benchmarks.launchers import PAIRS, problem_of, same_plan
 from milpplan import Job, Layout, Plan, Problem, Recompute, VirtualStage, load_hardware, simulate, solve
 from milpplan.errors import IllegalPlanError
 from milpplan.launchers import TARGETS, ConfigLaunch, ImportRequest, Launch, restrict
+from milpplan.launchers.deepspeed.launcher import config_of
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.huggingface import model_from_config
 from tests.launchers.test_targets import drawn_plan
@@ -31,6 +32,13 @@ TINY = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256,
     "max_position_embeddings": 64, "tie_word_embeddings": False,
 }  # fmt: skip
+CONFIGS = Path(__file__).parents[1] / "data" / "hf_configs"
+HUB_NAMES = {
+    "llama2-7b": "Llama-2-7b-hf", "llama2-13b": "Llama-2-13b-hf", "llama2-70b": "Llama-2-70b-hf",
+    "llama3-8b": "Meta-Llama-3-8B", "llama3-70b": "Meta-Llama-3-70B", "mistral-7b": "Mistral-7B-v0.1",
+    "mixtral-8x7b": "Mixtral-8x7B-v0.1", "qwen3-32b": "Qwen3-32B", "qwen3-30b-a3b": "Qwen3-30B-A3B-Base",
+}  # fmt: skip
+"""The models of the ten jobs, as the hub names their checkpoints; some launchers ask for the name."""
 RECORDER = "import json, os, sys; json.dump([sys.argv[1:], dict(os.environ)], open(os.environ['STARTED'], 'w'))"
 
 
@@ -99,6 +107,19 @@ def exported_case(title: str, target: str, version: str, problem: Problem, plan:
     assert same_plan(back.plan, plan), title
     assert simulate(back.problem, back.plan).step_time_ns == simulate(problem, plan).step_time_ns, title
     return Case(title, problem, plan, launch, files)
+
+
+def checkpoint(case: Case, folder: Path) -> Path:
+    """A checkpoint without weights: the published config of a case's model, or that of its family and sizes."""
+    name = case.problem.model.name
+    place, published = folder / HUB_NAMES[name], CONFIGS / f"{name}.json"
+    config = {"architectures": ["LlamaForCausalLM"], "rope_theta": 10000.0, "rms_norm_eps": 1e-6}
+    config |= (
+        json.loads(published.read_text(encoding="utf-8")) if published.exists() else config_of(case.problem.model)
+    )
+    place.mkdir()
+    (place / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return place
 
 
 def started(place: Path, script: str, program: str, **variables: str) -> tuple[list[str], dict[str, str]]:

@@ -17,7 +17,7 @@ from packaging.version import Version
 from typing_extensions import override
 
 from milpplan.launchers.megatron.rules import MEGATRON
-from tests.frameworks.bridge_parts import HOPPER
+from tests.frameworks.absent import hopper
 from tests.frameworks.jobs import Case, all_cases, all_full, best_cases, differing, exported_case, torchrun_words
 from tests.launchers.cases import NAMED
 
@@ -31,10 +31,7 @@ SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its checks ask what this machine has: an H100, and Transformer Engine 2.8, which does not install without
     CUDA; no check is left out. Its sources want ``typing.override`` of Python 3.12."""
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: HOPPER)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (HOPPER.major, HOPPER.minor))
+    hopper(monkeypatch)
     monkeypatch.setattr(typing, "override", override, raising=False)
     core = import_module("megatron.core.utils")
     monkeypatch.setattr(core, "_te_version", Version("2.8.0"))

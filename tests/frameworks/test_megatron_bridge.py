@@ -15,7 +15,8 @@ from unittest.mock import MagicMock
 import pytest
 
 from milpplan.launchers.megatron_bridge.launcher import BRIDGE
-from tests.frameworks.bridge_parts import HOPPER, bridge
+from tests.frameworks.absent import hopper
+from tests.frameworks.bridge_parts import bridge
 from tests.frameworks.jobs import Case, all_cases, all_full, best_cases, differing, torchrun_words
 from tests.launchers.cases import NAMED
 
@@ -29,9 +30,7 @@ SHARDING = {0: "no_shard", 1: "no_shard", 2: "optim_grads", 3: "optim_grads_para
 @pytest.fixture(autouse=True)
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last check asks which GPU this is; without one, the answer is an H100."""
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: HOPPER)
+    hopper(monkeypatch)
 
 
 def overrides_of(case: Case, folder: Path) -> list[str]:
