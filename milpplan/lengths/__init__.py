@@ -22,8 +22,6 @@ if TYPE_CHECKING:
         Degrees,
         DispatchFile,
         GroupedPlanFile,
-        TeamDispatchFile,
-        dispatch_file,
         plan_file,
         read_dispatch,
         read_plan,

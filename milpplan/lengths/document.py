@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field
 
 from milpplan.errors import InvalidInputError
-from milpplan.lengths.dispatch import Dispatch
+from milpplan.lengths.dispatch import PlacedBatch
 from milpplan.lengths.tabled.problem import (
     GroupedProblem,
     Int64Array,
@@ -29,7 +29,7 @@ from milpplan.lengths.tabled.problem import (
 from milpplan.lengths.tabled.step_plan import Group, GroupedPlan, Packing, check, simulate
 from milpplan.problem import parse_json, read_text, validated
 from milpplan.problem.reading import shown
-from milpplan.problem.records import Count, NonNegativeFloat, PositiveFloat, PositiveInt, Record
+from milpplan.problem.records import Count, NonNegativeFloat, PositiveInt, Record
 
 Pairs = tuple[tuple[PositiveInt, PositiveInt], ...]
 """Pairs (tokens, sequences)."""
@@ -127,7 +127,11 @@ class DispatchGroup(Record):
 
 
 class DispatchFile(Record):
-    """One batch under the strategies of a plan; ``groups`` in the order they run."""
+    """One batch under the strategies of a step; ``groups`` in the order they run.
+
+    ``side_by_side``: replica r of a strategy with d replicas is the team of the GPUs from r/d of all on (as
+    Megatron ranks count). Every GPU runs its own groups in order, and a replica starts once its GPUs are free.
+    """
 
     schema_version: Literal[1] = 1
     lengths: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
@@ -135,29 +139,7 @@ class DispatchFile(Record):
     groups: Annotated[tuple[DispatchGroup, ...], Field(min_length=1)]
     time_ns: Count
     bound_ns: Count
-
-
-class TeamTurnRecord(Record):
-    """Micro-batches, as indices of the batch's sequences, that one strategy runs one after another on ``num_gpus``
-    GPUs from ``first_gpu`` on (as Megatron ranks count), with their times in seconds of the step."""
-
-    strategy: str
-    first_gpu: Count
-    num_gpus: PositiveInt
-    start_s: NonNegativeFloat
-    end_s: NonNegativeFloat
-    micro_batches: tuple[Annotated[tuple[Count, ...], Field(min_length=1)], ...]
-
-
-class TeamDispatchFile(Record):
-    """One batch on degrees side by side: its padded ``lengths``, its turns in the order of their starts, the exact
-    step and the lower bound of all steps of these degrees."""
-
-    schema_version: Literal[1] = 1
-    lengths: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
-    turns: Annotated[tuple[TeamTurnRecord, ...], Field(min_length=1)]
-    step_time_s: PositiveFloat
-    lower_bound_s: NonNegativeFloat
+    side_by_side: bool = False
 
 
 def plan_file(
@@ -357,22 +339,7 @@ def _counts(lengths: Int64Array, replica: tuple[Pairs, ...], source: str) -> Int
     return counts
 
 
-def dispatch_file(dispatch: Dispatch) -> DispatchFile:
-    """Build the document of a batch."""
-    names = _names(dispatch.problem)
-    return DispatchFile(
-        lengths=tuple(dispatch.lengths.tolist()),
-        home=names[dispatch.home],
-        groups=tuple(
-            DispatchGroup(strategy=names[strategy], replicas=dispatch.micro_batches(strategy))
-            for strategy in dispatch.order
-        ),
-        time_ns=dispatch.time_ns,
-        bound_ns=dispatch.bound_ns,
-    )
-
-
-def restored_dispatch(file: DispatchFile, problem: GroupedProblem, source: str) -> Dispatch:
+def restored_dispatch(file: DispatchFile, problem: GroupedProblem, source: str) -> PlacedBatch:
     """Restore a batch under the strategies of ``problem``, simulated and checked anew.
 
     Raises:
@@ -408,7 +375,7 @@ def restored_dispatch(file: DispatchFile, problem: GroupedProblem, source: str) 
         )
     home = _index(names, file.home, source)
     lengths = np.array(file.lengths, np.int64)
-    dispatch = Dispatch(
+    dispatch = PlacedBatch(
         problem, lengths, positions[0], positions[1], positions[2], home, order, file.time_ns, file.bound_ns
     )
     dispatch.plan()
@@ -420,7 +387,7 @@ def read_plan(path: Path) -> GroupedPlan:
     return restored_plan(validated(GroupedPlanFile, parse_json(read_text(path), str(path)), str(path)), str(path))
 
 
-def read_dispatch(path: Path, problem: GroupedProblem) -> Dispatch:
+def read_dispatch(path: Path, problem: GroupedProblem) -> PlacedBatch:
     """Read the batch of a file that holds a ``DispatchFile``."""
     file = validated(DispatchFile, parse_json(read_text(path), str(path)), str(path))
     return restored_dispatch(file, problem, str(path))

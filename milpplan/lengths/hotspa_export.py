@@ -29,7 +29,7 @@ import numpy as np
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.lengths.bounds import PipelineCuts
-from milpplan.lengths.dispatch.turn_dispatch import TurnDispatcher
+from milpplan.lengths.dispatch.turn_batches import TurnBatches
 from milpplan.lengths.document import Degrees
 from milpplan.lengths.records import LengthsResult
 from milpplan.lengths.tabled import (
@@ -356,10 +356,10 @@ def hotspa_step(problem: Problem, result: LengthsResult) -> HotSPaStep:
                 "Expected tp, pp and dp only: HotSPa's runtime knows no other parallelism.",
                 "Solve again with " + " ".join(f"--fix {name}=1" for name in unsupported) + ".",
             )
-    dispatcher = TurnDispatcher(problem, result)
-    buckets = as_buckets(dispatcher.plan)
-    launch = exported(buckets, dispatcher.layouts, problem.model.num_layers)
-    excess = percent_text(max(0.0, buckets.time_ns / dispatcher.plan.time_ns - 1.0))
+    batches = TurnBatches(problem, result)
+    buckets = as_buckets(batches.plan)
+    launch = exported(buckets, batches.layouts, problem.model.num_layers)
+    excess = percent_text(max(0.0, buckets.time_ns / batches.plan.time_ns - 1.0))
     notes = [
         f"By the runtime's rules, a bucket a strategy, the step takes {excess} longer. It packs by itself, too: "
         "greedily, packs dealt out in turn, and those beyond a multiple of dp dropped."

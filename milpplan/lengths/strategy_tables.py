@@ -226,14 +226,7 @@ class StrategyTables:
         """
         max_quanta = min(load.num_quanta, MAX_QUANTA) if max_quanta is None else max_quanta
         sized_candidates = sized(problem, candidates(problem), max_quanta)
-        by_layout: dict[Layout, list[SizedCandidate]] = {}
-        for candidate in sized_candidates:
-            by_layout.setdefault(candidate.candidate.layout, []).append(candidate)
-        kept = [
-            candidate
-            for candidate in sized_candidates
-            if not any(_dominates(rival, candidate) for rival in by_layout[candidate.candidate.layout])
-        ]
+        kept = undominated(sized_candidates)
         if not any(candidate.own_memory_quanta * load.token_quantum >= load.lengths[-1] for candidate in kept):
             largest = max(kept, key=lambda candidate: candidate.own_memory_quanta)
             longest, quantum = int(load.lengths[-1]), load.token_quantum
@@ -536,6 +529,18 @@ class StrategyTables:
 
 def _time_ns(packed: Packed) -> int:
     return packed.time_ns
+
+
+def undominated(members: Sequence[SizedCandidate]) -> list[SizedCandidate]:
+    """Return the candidates that no other one of their layout dominates."""
+    by_layout: dict[Layout, list[SizedCandidate]] = {}
+    for member in members:
+        by_layout.setdefault(member.candidate.layout, []).append(member)
+    return [
+        member
+        for member in members
+        if not any(_dominates(rival, member) for rival in by_layout[member.candidate.layout])
+    ]
 
 
 def _dominates(rival: SizedCandidate, candidate: SizedCandidate) -> bool:

@@ -369,7 +369,7 @@ def test_the_verdict_on_memory_is_printed_with_its_margin(plan_path: Path, share
     assert json.loads(run("simulate", str(plan_path), "--json").stdout)["memory_verdict"] == verdict
 
 
-KINDS = "problem plan model hardware result explanation grouped-plan dispatch choice fewest lengths team-dispatch"
+KINDS = "problem plan model hardware result explanation grouped-plan dispatch choice fewest lengths"
 
 
 @pytest.mark.parametrize("kind", KINDS.split())

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from milpplan.cli.app import app, load_command
 from milpplan.errors import InvalidInputError
-from milpplan.lengths.dispatch import TeamDispatcher, TurnDispatcher
+from milpplan.lengths.dispatch import Dispatcher
 from milpplan.reports import lengths_in
 from milpplan.reports.answers import LengthsFile
 
@@ -199,21 +199,22 @@ def test_a_step_becomes_files_of_hotspas_runtime(lines: Path, tmp_path: Path) ->
 
 
 def test_a_file_of_a_step_is_enough_to_dispatch_batches(lines: Path, tmp_path: Path) -> None:
-    """It has its problem: strategies in turn are dispatched from it as from the result, exactly; one of degrees
-    side by side is refused there by name, and its problem is what their dispatcher takes."""
+    """It has its problem: batches of strategies in turn and of degrees side by side are dispatched from it as from
+    the result, exactly."""
     out, lengths = tmp_path / "step.json", [int(one) for one in lines.read_text().split()]
     assert run("--lengths", str(lines), "--gap", "0.02", "--turns-only", "--out", str(out))[0] == 0
     step = lengths_in(out)
     assert step is not None
     assert step.problem is not None
-    found = TurnDispatcher(step.problem, step.ran).dispatch(lengths)
+    found = Dispatcher(step.ran, step.problem).dispatch(lengths)
     assert found.order == step.order
     assert found.step_time_s == pytest.approx(step.step_time_s, rel=0.02)
     assert found.lower_bound_s <= step.step_time_s
-    with pytest.raises(InvalidInputError, match="TeamDispatcher"):
-        TurnDispatcher(step.problem, replace(step.ran, beside="degrees side by side"))
-    degrees = TeamDispatcher(step.problem, step.groups[0].layout.tp, max(lengths), step.alignment, step.ran.rules)
-    assert degrees.dispatch(lengths).step_time_s > 0.0
+    beside = Dispatcher(replace(step.ran, beside="degrees side by side"), step.problem).dispatch(lengths)
+    assert beside.side_by_side
+    assert beside.step_time_s > 0.0
+    with pytest.raises(InvalidInputError, match="has no problem"):
+        Dispatcher(step.ran)
 
 
 REFUSED = {

@@ -5,16 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.batches import HEADER as BATCHES_HEADER
+from benchmarks.batches import Solved as SolvedStep
+from benchmarks.batches import drawn as batches
+from benchmarks.batches import rows_of as batches_rows
 from benchmarks.length_draws import GPUS, HEADER, drawn, far, row, summary
 from benchmarks.length_jobs import CASES, Case, LogNormalLaw, ParetoTail, Wikipedia
 from benchmarks.lengths import Solved, solved, tables, with_rows
-from benchmarks.team_batches import HEADER as BATCHES_HEADER
-from benchmarks.team_batches import Cluster
-from benchmarks.team_batches import drawn as batches
-from benchmarks.team_batches import row as batches_row
-from benchmarks.turn_batches import HEADER as TURNS_HEADER
-from benchmarks.turn_batches import Turns
-from benchmarks.turn_batches import rows_of as turns_rows
 
 
 @pytest.mark.parametrize(
@@ -104,24 +101,19 @@ def test_tables_of_one_run_agree(small: Solved) -> None:
         assert any(cell.startswith(f"{small.static.step_time_s:.3f}") for cell in cells)
 
 
-def test_batches_of_training_are_drawn_and_have_rows() -> None:
-    """As many lengths, cut at the longest; a row has a cell for every figure, and no gap is negative."""
+def test_batches_of_training_are_drawn() -> None:
+    """As many lengths, cut at the longest."""
     found = batches(64, 1000, 2)
     assert [len(one) for one in found] == [64, 64]
     assert max(map(max, found)) == 1000
     assert all(np.isin(one[one < 1000], Wikipedia(2048).lengths()).all() for one in found)
-    cluster = Cluster("llama2-7b", "dgx-h100", 8, 1, 8192)
-    cells = batches_row(cluster, cluster.dispatcher, 48, 1)
-    assert len(cells) == len(BATCHES_HEADER)
-    assert all(float(cell.split()[0]) >= 0.0 for cell in cells[2:6])
 
 
 @pytest.mark.long
-def test_batches_in_turn_have_rows() -> None:
+def test_batches_have_rows() -> None:
     """One for every size, with the strategies of the solved step; no gap is negative."""
-    found = turns_rows(
-        Turns(Case("llama2-7b", "dgx-h100", 8, 8_192, Wikipedia(2048), context=False), (2,)), (16, 48), 2, 1.0
-    )
-    assert [len(one) for one in found] == [len(TURNS_HEADER)] * 2
+    case = Case("llama2-7b", "dgx-h100", 8, 8_192, Wikipedia(2048), context=False)
+    found = batches_rows(SolvedStep(case, (2,)), (16, 48), 2, 1.0)
+    assert [len(one) for one in found] == [len(BATCHES_HEADER)] * 2
     assert [one[2] for one in found] == ["16", "48"]
     assert all("pp2" in one[0] and float(one[4].split()[0]) >= 0.0 for one in found)

@@ -23,7 +23,7 @@ from milpplan.lengths import (
     workload_of,
 )
 from milpplan.lengths.bounds.master import Contents
-from milpplan.lengths.dispatch import TurnDispatcher
+from milpplan.lengths.dispatch import Dispatcher
 from milpplan.lengths.tabled import (
     Kind,
     Pipeline,
@@ -125,7 +125,7 @@ def test_a_step_beside_windows_is_proved() -> None:
     result = solve_lengths(problem, steps, GRAIN, 2, 0.02, 10.0, "highs", side_by_side=False)
     assert result.lower_bound_s <= result.step_time_s
     assert result.status == "optimal"
-    batch = TurnDispatcher(problem, result).dispatch(np.repeat(steps.lengths, steps.counts))
+    batch = Dispatcher(result).dispatch(np.repeat(steps.lengths, steps.counts))
     assert result.lower_bound_s <= batch.step_time_s
     assert batch.lower_bound_s <= result.step_time_s
 

@@ -22,7 +22,7 @@ from milpplan.lengths import (
     workload_of,
 )
 from milpplan.lengths.candidates import candidates
-from milpplan.lengths.dispatch import Dispatcher, TurnDispatch, TurnDispatcher
+from milpplan.lengths.dispatch import Dispatch, Dispatcher, TurnBatches
 from milpplan.lengths.hotspa_export import as_buckets, exported
 from tests.amounts import long_but
 from tests.lengths.cases import GRAIN, workload
@@ -42,9 +42,15 @@ def solved(pp: int) -> LengthsResult:
 
 
 @cache
-def dispatcher(pp: int) -> TurnDispatcher:
+def dispatcher(pp: int) -> Dispatcher:
     """For the step's strategies."""
-    return TurnDispatcher(problem_of(pp), solved(pp))
+    return Dispatcher(solved(pp))
+
+
+@cache
+def batches_of(pp: int) -> TurnBatches:
+    """What plans its batches."""
+    return TurnBatches(problem_of(pp), solved(pp))
 
 
 def batch(number: int, seed: int) -> list[int]:
@@ -85,7 +91,7 @@ def test_no_step_of_the_strategies_is_below_the_bound(pp: int) -> None:
 def test_threads_and_copies_get_the_same() -> None:
     """Four threads on different batches, and a pickled copy, get what one thread gets."""
     batches = [batch(30, seed) for seed in range(8)]
-    alone: list[TurnDispatch] = [dispatcher(1).dispatch(one) for one in batches]
+    alone: list[Dispatch] = [dispatcher(1).dispatch(one) for one in batches]
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(dispatcher(1).dispatch, batches)) == alone
     assert pickle.loads(pickle.dumps(dispatcher(1))).dispatch(batches[0]) == alone[0]
@@ -104,7 +110,7 @@ def test_a_batch_is_a_document() -> None:
 def test_steps_are_exported_for_hotspa(pp: int) -> None:
     """The step's strategies become files of HotSPa's runtime, one a layout and a script, when the runtime's
     rules are kept."""
-    found = dispatcher(pp)
+    found = batches_of(pp)
     launch = exported(as_buckets(found.plan), found.layouts, problem_of(pp).model.num_layers)
     assert len(launch.files) == len(launch.strategies) + 1
     assert set(launch.strategies) <= {group.strategy for group in solved(pp).groups}
@@ -115,7 +121,7 @@ def test_steps_are_exported_for_hotspa(pp: int) -> None:
 def test_the_plan_is_a_document_that_dispatches(pp: int, tmp_path: Path) -> None:
     """What is read back is the same plan, though its times come from tables, and dispatches other lengths alike;
     a length between those of the tables has no time."""
-    found, file = dispatcher(pp), tmp_path / "plan.json"
+    found, file = batches_of(pp), tmp_path / "plan.json"
     file.write_text(plan_file(found.plan, None, found.layouts).model_dump_json(), encoding="utf-8")
     plan = read_plan(file)
     assert plan.time_ns == found.plan.time_ns
@@ -131,9 +137,8 @@ def test_no_two_strategies_have_one_name() -> None:
     result = solve_lengths(problem, workload(), GRAIN, 2, 0.05, 5.0, "highs", side_by_side=False)
     names = [one.name for one in candidates(quantum_problem(problem, GRAIN))]
     assert len(set(names)) == len(names)
-    found = TurnDispatcher(problem, result)
-    assert set(found.names) == {*result.order, result.home}
-    batch = found.dispatch(np.repeat(workload().lengths, workload().counts))
+    assert set(TurnBatches(problem, result).names) == {*result.order, result.home}
+    batch = Dispatcher(result).dispatch(np.repeat(workload().lengths, workload().counts))
     assert result.lower_bound_s <= batch.step_time_s
 
 
@@ -158,16 +163,18 @@ def test_what_it_cannot_dispatch_is_refused() -> None:
         problem_of(1), workload(), GRAIN, 1, 0.5, 2.0, "highs", rules=SequenceRules(padded=True)
     )
     with pytest.raises(InvalidInputError, match="padded"):
-        TurnDispatcher(problem_of(1), padded)
+        Dispatcher(padded)
     with pytest.raises(InvalidInputError, match="none of the problem's"):
-        TurnDispatcher(problem_of(2), solved(1))
+        Dispatcher(solved(1), problem_of(2))
+    with pytest.raises(InvalidInputError, match="thorough"):
+        dispatcher(1).dispatch([500], thorough=True)
 
 
 def test_sequences_beyond_learned_positions_are_refused() -> None:
     """A model that has no place for them runs none, whatever memory holds."""
     problem = problem_of(1)
     model = problem.model.model_copy(update={"learned_positions": True, "max_position_embeddings": 2_048})
-    found = TurnDispatcher(problem.model_copy(update={"model": model}), solved(1))
+    found = Dispatcher(solved(1), problem.model_copy(update={"model": model}))
     assert dispatcher(1).longest > found.longest == 2_048
     with pytest.raises(InvalidInputError, match="batch"):
         found.dispatch([2_304])

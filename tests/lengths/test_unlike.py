@@ -27,7 +27,7 @@ from milpplan.lengths import (
 )
 from milpplan.lengths.bounds.master import replica_duals
 from milpplan.lengths.deadline import Deadline
-from milpplan.lengths.dispatch import TurnDispatcher
+from milpplan.lengths.dispatch import Dispatcher
 from milpplan.lengths.heterogeneous.count_program import (
     HeterogeneousStep,
     close,
@@ -361,7 +361,7 @@ def test_what_does_not_go_with_unlike_replicas_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="Unlike replicas"):
         solve_lengths(problem, workload(), GRAIN, rules=SequenceRules(padded=True), unlike_replicas=True)
     with pytest.raises(InvalidInputError, match="unlike replicas"):
-        TurnDispatcher(problem, solved())
+        Dispatcher(solved(), problem)
 
 
 def test_without_a_strategy_of_several_replicas_there_is_nothing_unlike() -> None:

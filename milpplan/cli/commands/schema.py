@@ -13,7 +13,6 @@ from milpplan.cli.outcome import emit
 from milpplan.lengths import (
     DispatchFile,
     GroupedPlanFile,
-    TeamDispatchFile,
 )
 from milpplan.lengths.workload import WorkloadFile
 from milpplan.problem import HardwareSpec, ModelSpec, Overlay, Problem
@@ -36,7 +35,6 @@ SCHEMAS: Final[dict[str, type[BaseModel]]] = {
     "explanation": ExplanationDocument,
     "grouped-plan": GroupedPlanFile,
     "dispatch": DispatchFile,
-    "team-dispatch": TeamDispatchFile,
     "gap": GapDocument,
     "choice": ChoiceDocument,
     "fewest": FewestDocument,
@@ -51,7 +49,7 @@ def schema(
         str,
         typer.Argument(
             metavar="problem|plan|model|hardware|overlay|scenarios|study|result|explanation|grouped-plan|dispatch|gap|choice"
-            "|fewest|lengths|team-dispatch|workload"
+            "|fewest|lengths|workload"
         ),
     ] = "problem",
 ) -> None:

@@ -9,7 +9,8 @@ from milpplan.library import lazy_exports
 if TYPE_CHECKING:
     from milpplan.lengths.dispatch.batch_packing import Placed, place, place_around
     from milpplan.lengths.dispatch.dispatcher import Dispatch, Dispatcher
-    from milpplan.lengths.dispatch.team_dispatch import TeamDispatcher
-    from milpplan.lengths.dispatch.turn_dispatch import TurnDispatch, TurnDispatcher
+    from milpplan.lengths.dispatch.grouped_batches import GroupedBatches, PlacedBatch, PlannedBatch
+    from milpplan.lengths.dispatch.team_batches import TeamBatches
+    from milpplan.lengths.dispatch.turn_batches import TurnBatches
 else:
     __getattr__ = lazy_exports(__name__, __file__)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milpplan.errors import InfeasibleError, InvalidInputError, SolverError
-from milpplan.lengths.dispatch import Dispatch, Dispatcher
+from milpplan.lengths.dispatch import Dispatcher, GroupedBatches, PlacedBatch
 from milpplan.lengths.tabled import (
     GroupedPlan,
     GroupedProblem,
@@ -45,9 +45,9 @@ def plan() -> GroupedPlan:
 
 
 @pytest.fixture(scope="module")
-def dispatcher(plan: GroupedPlan) -> Dispatcher:
+def dispatcher(plan: GroupedPlan) -> GroupedBatches:
     """A dispatcher for it."""
-    return Dispatcher(plan)
+    return GroupedBatches(plan)
 
 
 def batch_of(seed: int, number: int) -> list[int]:
@@ -84,7 +84,7 @@ def restricted(plan: GroupedPlan, lengths: list[int]) -> GroupedProblem:
     )
 
 
-def check_dispatch(found: Dispatch) -> None:
+def check_dispatch(found: PlacedBatch) -> None:
     """Every sequence once, within memory, at the time of an event simulation."""
     groups = found.plan().groups
     strategies = found.problem.strategies
@@ -106,14 +106,14 @@ def check_against_all_plans(seed: int) -> float | None:
     """Bound <= least time of all plans <= time, for batches of other lengths than planned; None: none packed."""
     problem = random_problem(seed)
     plan = solve_groups(problem, "highs").plan
-    dispatcher, random = Dispatcher(plan), np.random.default_rng(seed)
+    dispatcher, random = GroupedBatches(plan), np.random.default_rng(seed)
     longest = max(
         pipeline.micro_batch_tokens for s in dispatcher.strategies for pipeline in problem.strategies[s].replicas
     )
     lengths = random.integers(1, longest, int(random.integers(1, 5))).tolist()
     least = least_time_ns(restricted(plan, lengths))
     try:
-        found = dispatcher.dispatch(lengths)
+        found = dispatcher.place(lengths)
     except SolverError:
         return None
     check_dispatch(found)
@@ -141,9 +141,9 @@ def test_all_plans_lie_between_bound_and_time_many(block: int) -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.integers(1, 40_960), min_size=1, max_size=40))
-def test_every_batch_is_dispatched(dispatcher: Dispatcher, lengths: list[int]) -> None:
+def test_every_batch_is_dispatched(dispatcher: GroupedBatches, lengths: list[int]) -> None:
     """Whatever fits is placed once, within memory, at its simulated time, above a bound."""
-    check_dispatch(dispatcher.dispatch(lengths))
+    check_dispatch(dispatcher.place(lengths))
 
 
 def test_an_idle_home_that_is_used_is_in_the_bound() -> None:
@@ -160,8 +160,8 @@ def test_an_idle_home_that_is_used_is_in_the_bound() -> None:
 
     plan, batch = solve_groups(problem([9, 39]), "highs").plan, [66, 58, 48, 44, 52]
     assert (plan.home, plan.order) == (0, (1,))
-    dispatcher, least_ns = Dispatcher(plan), least_time_ns(problem(batch))
-    found = dispatcher.dispatch(batch)
+    dispatcher, least_ns = GroupedBatches(plan), least_time_ns(problem(batch))
+    found = dispatcher.place(batch)
     assert found.order == (0,)
     assert 0 < found.bound_ns <= least_ns <= found.time_ns
     assert 0 < dispatcher.bound_ns(batch, 10**12) <= least_ns
@@ -180,26 +180,26 @@ def test_other_kinds_of_replicas() -> None:
     lengths = np.sort(np.minimum(random.lognormal(6.5, 1, 90).astype(np.int64) + 1, 30_000))
     distinct, counts = np.unique(lengths, return_counts=True)
     problem = GroupedProblem(distinct, counts, (Strategy("mixed", kinds),), SwitchTimes.free(1), 1)
-    dispatcher = Dispatcher(solve_groups(problem, "highs", 0.05, 5).plan)
-    found = dispatcher.dispatch(lengths)
+    dispatcher = GroupedBatches(solve_groups(problem, "highs", 0.05, 5).plan)
+    found = dispatcher.place(lengths)
     check_dispatch(found)
     assert found.gap < 0.06
     with pytest.raises(SolverError, match="No packing of 100 sequences"):
-        dispatcher.dispatch([4000] * 100)
+        dispatcher.place([4000] * 100)
 
 
 @pytest.mark.parametrize(("number", "gap"), [(256, 0.06), (1024, 0.06)])
-def test_gaps_are_small(dispatcher: Dispatcher, number: int, gap: float) -> None:
+def test_gaps_are_small(dispatcher: GroupedBatches, number: int, gap: float) -> None:
     """Batches from the planned distribution are proved to be within a few per cent."""
     for seed in range(3):
-        found = dispatcher.dispatch(batch_of(seed, number))
+        found = dispatcher.place(batch_of(seed, number))
         check_dispatch(found)
         assert found.gap < gap
 
 
-def test_the_planned_batch_is_nearly_as_good_as_the_plan(plan: GroupedPlan, dispatcher: Dispatcher) -> None:
+def test_the_planned_batch_is_nearly_as_good_as_the_plan(plan: GroupedPlan, dispatcher: GroupedBatches) -> None:
     """The plan's own batch comes out within 5 % of the plan, and its bound below the plan."""
-    found = dispatcher.dispatch(np.repeat(plan.problem.lengths, plan.problem.counts))
+    found = dispatcher.place(np.repeat(plan.problem.lengths, plan.problem.counts))
     assert found.bound_ns <= plan.time_ns
     assert found.time_ns <= 1.05 * plan.time_ns
 
@@ -216,58 +216,70 @@ def test_an_idle_home_gets_only_what_no_other_strategy_holds() -> None:
     plan = solve_groups(problem, "highs", 0.05, 10).plan
     assert plan.home == 2
     assert 2 not in plan.order
-    dispatcher = Dispatcher(plan)
-    own = dispatcher.dispatch(np.repeat(problem.lengths, problem.counts))
+    dispatcher = GroupedBatches(plan)
+    own = dispatcher.place(np.repeat(problem.lengths, problem.counts))
     assert own.time_ns <= 1.05 * plan.time_ns
     for lengths, is_used in ((own.lengths, False), ([6_000], False), ([30_000, 500, 500], True)):
-        found = dispatcher.dispatch(lengths)
+        found = dispatcher.place(lengths)
         check_dispatch(found)
         assert (2 in found.order) == is_used
 
 
 @pytest.mark.parametrize("count", long_but((6,), (6, 12)))
-def test_threads_get_what_one_gets(count: int, dispatcher: Dispatcher) -> None:
+def test_threads_get_what_one_gets(count: int, dispatcher: GroupedBatches) -> None:
     """Calls at the same time do not meet."""
     batches = [batch_of(seed, 100) for seed in range(count)]
-    alone = [dispatcher.dispatch(one) for one in batches]
+    alone = [dispatcher.place(one) for one in batches]
     with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(dispatcher.dispatch, batches))
+        together = list(pool.map(dispatcher.place, batches))
     for one, other in zip(alone, together, strict=True):
         assert_same(one, other)
 
 
-def test_a_pickled_dispatcher_dispatches_the_same(dispatcher: Dispatcher) -> None:
+def test_a_pickled_dispatcher_dispatches_the_same(dispatcher: GroupedBatches) -> None:
     """Processes that load data get a copy; dispatching leaves it as it was."""
     before = pickle.dumps(dispatcher)
-    found = dispatcher.dispatch(batch_of(1, 64))
+    found = dispatcher.place(batch_of(1, 64))
     assert pickle.dumps(dispatcher) == before
-    copied: Dispatcher = pickle.loads(before)
-    assert_same(found, copied.dispatch(batch_of(1, 64)))
+    copied: GroupedBatches = pickle.loads(before)
+    assert_same(found, copied.place(batch_of(1, 64)))
 
 
-def assert_same(one: Dispatch, other: Dispatch) -> None:
+def assert_same(one: PlacedBatch, other: PlacedBatch) -> None:
     """The same answer."""
     assert (one.time_ns, one.bound_ns, one.order) == (other.time_ns, other.bound_ns, other.order)
     for name in ("strategy", "replica", "micro_batch"):
         assert getattr(one, name).tolist() == getattr(other, name).tolist()
 
 
-def test_order_of_lengths_does_not_matter(dispatcher: Dispatcher) -> None:
+def test_a_dispatcher_of_a_plan_says_the_same_by_names(plan: GroupedPlan, dispatcher: GroupedBatches) -> None:
+    """The batch that is placed, with the strategies' names, from one dispatcher for steps of any kind."""
+    lengths = batch_of(3, 64)
+    found, placed = Dispatcher(plan).dispatch(lengths), dispatcher.place(lengths)
+    names = [one.name for one in plan.problem.strategies]
+    assert found.lengths == tuple(lengths)
+    assert found.order == tuple(names[one] for one in placed.order)
+    assert found.micro_batches == tuple(map(placed.micro_batches, placed.order))
+    assert (found.home, found.time_ns, found.bound_ns) == (names[placed.home], placed.time_ns, placed.bound_ns)
+    assert not found.side_by_side
+
+
+def test_order_of_lengths_does_not_matter(dispatcher: GroupedBatches) -> None:
     """The same lengths in another order are as good, and their indices go with them."""
     lengths = batch_of(4, 200)
-    one, other = dispatcher.dispatch(lengths), dispatcher.dispatch(lengths[::-1])
+    one, other = dispatcher.place(lengths), dispatcher.place(lengths[::-1])
     assert (one.time_ns, one.bound_ns) == (other.time_ns, other.bound_ns)
     assert np.sort(one.lengths[one.strategy == 0]).tolist() == np.sort(other.lengths[other.strategy == 0]).tolist()
 
 
-def test_2048_sequences_take_milliseconds(dispatcher: Dispatcher) -> None:
+def test_2048_sequences_take_milliseconds(dispatcher: GroupedBatches) -> None:
     """Asked for are 50 ms on one core; far more than that of CPU time, on a busy machine, is a mistake here."""
     lengths = batch_of(9, 2048)
     assert len(set(lengths)) > 1000
     times = []
     for _ in range(3):
         start = time.process_time()
-        found = dispatcher.dispatch(lengths)
+        found = dispatcher.place(lengths)
         times.append(time.process_time() - start)
     assert min(times) < 0.25
     assert found.gap < 0.05
@@ -298,18 +310,18 @@ def test_what_fits_only_just_is_dispatched(
     """Where no quick packing is found the batch is solved: every sequence once, within memory, a bound below."""
     distinct, counts = np.unique(planned_for, return_counts=True)
     problem = GroupedProblem(distinct, counts, (Strategy("m", pipelines),), SwitchTimes.free(1))
-    dispatcher = Dispatcher(solve_groups(problem, "highs", 0.01).plan)
-    found = dispatcher.dispatch(batch)
+    dispatcher = GroupedBatches(solve_groups(problem, "highs", 0.01).plan)
+    found = dispatcher.place(batch)
     assert found.plan().time_ns == found.time_ns
     assert 0 < found.bound_ns <= found.time_ns
     held = [index for replica in found.micro_batches(0) for one in replica for index in one]
     assert sorted(held) == list(range(len(batch)))
 
 
-def test_bad_lengths_are_named(dispatcher: Dispatcher) -> None:
+def test_bad_lengths_are_named(dispatcher: GroupedBatches) -> None:
     """Nothing, fractions, zeros, negative and endless lengths."""
     for lengths in ([], [1.5], [0], [-3], [10**12], ["long"]):
         with pytest.raises(InvalidInputError):
-            dispatcher.dispatch(lengths)  # type: ignore[arg-type]
+            dispatcher.place(lengths)  # type: ignore[arg-type]
     with pytest.raises(InfeasibleError, match="41000 tokens fits under none of the plan's strategies"):
-        dispatcher.dispatch([100, 41_000])
+        dispatcher.place([100, 41_000])

@@ -13,13 +13,12 @@ from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.lengths import (
     Degrees,
     GroupedPlanFile,
-    dispatch_file,
     plan_file,
     read_dispatch,
     read_plan,
     restored_plan,
 )
-from milpplan.lengths.dispatch import Dispatcher
+from milpplan.lengths.dispatch import Dispatcher, GroupedBatches
 from milpplan.lengths.tabled import (
     GroupedPlan,
     solve_groups,
@@ -57,11 +56,10 @@ def test_the_timeline_adds_up(plan: GroupedPlan) -> None:
 
 def test_a_batch_survives_its_file(plan: GroupedPlan, tmp_path: Path) -> None:
     """A dispatched batch comes back sequence by sequence."""
-    found = Dispatcher(plan).dispatch(np.repeat(plan.problem.lengths, plan.problem.counts))
-    path = tmp_path / "batch.json"
-    path.write_text(dispatch_file(found).model_dump_json(), encoding="utf-8")
-    read = read_dispatch(path, found.problem)
-    assert dispatch_file(read) == dispatch_file(found)
+    lengths = np.repeat(plan.problem.lengths, plan.problem.counts)
+    path, found = tmp_path / "batch.json", GroupedBatches(plan).place(lengths)
+    path.write_text(Dispatcher(plan).dispatch(lengths).file().model_dump_json(), encoding="utf-8")
+    read = read_dispatch(path, plan.problem)
     for name in ("lengths", "strategy", "replica", "micro_batch"):
         assert getattr(read, name).tolist() == getattr(found, name).tolist()
 
@@ -126,7 +124,7 @@ def test_unknown_fields_and_texts_are_refused(plan: GroupedPlan, tmp_path: Path)
 def test_batches_that_do_not_go_together_are_refused(plan: GroupedPlan, tmp_path: Path) -> None:
     """A sequence that is missing, twice, or none of the batch; a replica that does not exist."""
     found = Dispatcher(plan).dispatch(np.repeat(plan.problem.lengths, plan.problem.counts))
-    document = json.loads(dispatch_file(found).model_dump_json())
+    document = json.loads(found.file().model_dump_json())
     replicas = document["groups"][0]["replicas"]
     busy = next(i for i, one in enumerate(replicas) if one)
     path = tmp_path / "batch.json"
@@ -143,7 +141,7 @@ def test_batches_that_do_not_go_together_are_refused(plan: GroupedPlan, tmp_path
         document["groups"][0]["replicas"] = value
         path.write_text(json.dumps(document), encoding="utf-8")
         with pytest.raises(InvalidInputError, match=message):
-            read_dispatch(path, found.problem)
+            read_dispatch(path, plan.problem)
 
 
 def test_layouts_must_be_those_of_the_strategies() -> None:

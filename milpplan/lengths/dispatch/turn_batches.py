@@ -1,20 +1,15 @@
-"""Dispatcher for strategies in turn during training: batch after batch under the strategies of a solved step.
+"""Batches of strategies in turn, on this project's cost model.
 
-``TurnDispatcher(problem, result)`` takes the strategies and the home of ``solve_lengths``'s result (one strategy
-is a step, too) and computes once the times of sequences of every length under each. ``dispatch(lengths)`` then
-plans a batch in milliseconds: which sequence runs under which strategy, on which replica, in which micro-batch,
-and in which order the strategies run, with the exact time of this project's cost model and a proved bound.
+``TurnBatches(problem, step)`` takes the strategies and the home of the step (one strategy is a step, too) and
+computes once the times of sequences of every length under each.
 
-Two dispatchers on tables (``dispatcher``) do the work. The bound comes from one whose tables never exceed the
+Two planners on tables (``grouped_batches``) do the work. The bound comes from one whose tables never exceed the
 exact times (``cost_tables.strategy_of``), or, if a pipeline is the only strategy, from the linear bounds of its
 work and the latency of the longest sequence (``bounds.work_bounds``). The sequences are placed by one whose
 pipelines resemble the real ones (``cost_tables.typical_pipeline``), or by the former if no strategy has stages. On
 pipelines some numbers of micro-batches are tried, and the packing is improved a little
 (``packing_local_search``). The result is timed exactly (``cost_tables``), and the order is the best one for these
 times. Memory is that of these strategies only.
-
-A dispatcher holds nothing but what follows from its arguments, so threads share it and processes get it pickled;
-equal batches get equal answers.
 """
 
 from __future__ import annotations
@@ -28,16 +23,11 @@ import numpy as np
 from milpplan.errors import InvalidInputError
 from milpplan.lengths import MAX_QUANTA, LengthsResult, Load, Packed, StrategyTables, Switches, quantum_problem
 from milpplan.lengths.bounds import LinearBounds, latencies
-from milpplan.lengths.candidates import candidates, sized
+from milpplan.lengths.candidates import Candidate, SizedCandidate, candidates, sized
 from milpplan.lengths.cost_tables import Tables, typical_pipeline
-from milpplan.lengths.dispatch import Dispatch, Dispatcher
-from milpplan.lengths.document import (
-    Degrees,
-    DispatchFile,
-    DispatchGroup,
-)
+from milpplan.lengths.dispatch import GroupedBatches, PlacedBatch, PlannedBatch
+from milpplan.lengths.document import Degrees
 from milpplan.lengths.records import MicroBatches, RanStep
-from milpplan.lengths.sequences import checked_batch
 from milpplan.lengths.single.packing_local_search import Timer, improved
 from milpplan.lengths.tabled import (
     Group,
@@ -52,7 +42,6 @@ from milpplan.lengths.tabled.problem import MAX_DISTINCT
 from milpplan.lengths.tabled.step_plan import best_tour
 from milpplan.problem import Problem
 from milpplan.simulation import IntArray
-from milpplan.units import NS_PER_S
 
 # Effort of the local search on pipelines; it falls from some number of sequences on, as placing them takes longer;
 # changes per round.
@@ -64,52 +53,7 @@ _SPARES, _SPARES_MANY, _SPARES_MOST = (1, 2, 3, 4, 6, 8, 12), (4, 6, 9), (6,)
 _STAGES, _MOST = 4, 2_048
 
 
-@dataclass(frozen=True, slots=True)
-class TurnDispatch:
-    """Plan of one batch."""
-
-    lengths: tuple[int, ...]
-    """Padded lengths of its sequences."""
-    order: tuple[str, ...]
-    """Strategies in the order in which they run."""
-    micro_batches: tuple[MicroBatches, ...]
-    """By strategy: indices of the batch's sequences in every micro-batch of every replica."""
-    home: str
-    time_ns: int
-    bound_ns: int
-    """Lower bound of all steps of these strategies."""
-
-    @property
-    def step_time_s(self) -> float:
-        """Exact time of the step, seconds."""
-        return self.time_ns / NS_PER_S
-
-    @property
-    def lower_bound_s(self) -> float:
-        """Lower bound of all steps of these strategies, seconds."""
-        return self.bound_ns / NS_PER_S
-
-    @property
-    def gap(self) -> float:
-        """(time - bound) / time."""
-        return (self.time_ns - self.bound_ns) / self.time_ns
-
-    def file(self) -> DispatchFile:
-        """Return the batch as a document (``milpplan schema dispatch``) for a loader of any framework."""
-        groups = [
-            DispatchGroup(strategy=name, replicas=replicas)
-            for name, replicas in zip(self.order, self.micro_batches, strict=True)
-        ]
-        return DispatchFile(
-            lengths=self.lengths,
-            home=self.home,
-            groups=tuple(groups),
-            time_ns=self.time_ns,
-            bound_ns=self.bound_ns,
-        )
-
-
-class TurnDispatcher:
+class TurnBatches:
     """Planner of batches under the strategies of a result of ``solve_lengths``.
 
     ``plan`` is the result as a plan of ``tabled``, with the times by which sequences are placed (the exact ones
@@ -131,10 +75,9 @@ class TurnDispatcher:
             raise InvalidInputError(
                 f"The step has {result.beside or 'padded micro-batches'}.",
                 "Expected strategies that take turns, packed.",
-                "Use TeamDispatcher for degrees side by side, or solve with side_by_side=False, without unlike "
-                "replicas, and packed.",
+                "Solve with side_by_side=False, without unlike replicas, and packed.",
             )
-        self.alignment = result.alignment
+        self.alignment, self.home_name = result.alignment, result.home
         self.pool = _pool(problem, result)
         self.names = tuple(strategy.candidate.name for strategy in self.pool.members)
         self.longest = min(self._tokens(), MAX_DISTINCT * self.alignment)
@@ -142,7 +85,7 @@ class TurnDispatcher:
             self.longest = min(self.longest, problem.model.max_position_embeddings)
         members = range(len(self.names))
         has_pipelines = any(self.pool.num_stages(member) > 1 for member in members)
-        self._bounding: Dispatcher | LinearBounds
+        self._bounding: GroupedBatches | LinearBounds
         if has_pipelines and len(members) == 1:
             self._bounding = self.pool.linear_bounds(0, shared_memory=False)
             self._latencies_ns = latencies(self.pool.tables[0], self.pool.members[0], self._max_quanta(0))
@@ -152,10 +95,10 @@ class TurnDispatcher:
                 for member in members
             ]
             self.plan = self._plan(result, strategies)
-            self._bounding = self._placing = Dispatcher(self.plan)
+            self._bounding = self._placing = GroupedBatches(self.plan)
         if has_pipelines:
             self.plan = self._plan(result, [self._typical(member) for member in members])
-            self._placing = Dispatcher(self.plan)
+            self._placing = GroupedBatches(self.plan)
         self._timers = {
             member: Timer.of(self.pool.tables[member], self._max_quanta(member))
             for member in members
@@ -186,8 +129,8 @@ class TurnDispatcher:
         )
 
     def _plan(self, result: LengthsResult | RanStep, strategies: list[Strategy]) -> GroupedPlan:
-        """Return the result as a plan of ``tabled`` under some strategies, from which a dispatcher learns its
-        loads."""
+        """Return the result as a plan of ``tabled`` under some strategies, from which a planner on tables learns
+        its loads."""
         load, members = self.pool.load, tuple(range(len(strategies)))
         present = np.flatnonzero(load.counts)
         switches = Switches(self.pool)
@@ -209,24 +152,20 @@ class TurnDispatcher:
             groups.append(Group(member, (Packing(kind, replicas),)))
         return arranged(problem, groups)
 
-    def dispatch(self, lengths: Sequence[int] | IntArray) -> TurnDispatch:
-        """Plan the batch of sequences of some lengths, each padded to a multiple of the alignment.
+    def planned(self, lengths: IntArray, *, thorough: bool = False) -> PlannedBatch:
+        """Plan the batch of sequences of padded ``lengths`` [n]; there is one search only.
 
         Raises:
-            InvalidInputError: there are no sequences, or one is empty or longer than any strategy holds.
             SolverError: no packing within memory was found.
         """
-        advice = "Cut sequences, or solve anew with the longest lengths that occur."
-        checked = checked_batch(lengths, self.longest, advice)
-        padded = -(-checked // self.alignment) * self.alignment
-        placed = self._placing.dispatch(padded)
+        placed = self._placing.place(lengths)
         # A batch has only some of the lengths of the tables.
-        present = np.unique(padded) // self.alignment - 1
+        present = np.unique(lengths) // self.alignment - 1
         load = replace(
             self.pool.load, lengths=self.pool.load.lengths[present], counts=self.pool.load.counts[present]
         )
         batch = _Held(
-            replace(self.pool, load=load), present, np.searchsorted(present, padded // self.alignment - 1)
+            replace(self.pool, load=load), present, np.searchsorted(present, lengths // self.alignment - 1)
         )
         packings = [
             (member, self._group(batch, placed, member), self._max_quanta(member)) for member in placed.order
@@ -234,27 +173,25 @@ class TurnDispatcher:
         packed = dict(zip(placed.order, batch.pool.time_packings(packings), strict=True))
         times = {member: packing.time_ns for member, packing in packed.items()}
         tour = best_tour(self._placing.problem, tuple(sorted(times)), times)
-        return TurnDispatch(
-            tuple(padded.tolist()),
+        return PlannedBatch(
             tuple(self.names[member] for member in tour.order),
             tuple(self._indices(batch, placed, member, packed[member]) for member in tour.order),
-            self.names[self.plan.home],
             tour.time_ns,
             min(self._bound_ns(placed, tour.time_ns), tour.time_ns),
         )
 
-    def _bound_ns(self, placed: Dispatch, time_ns: int) -> int:
+    def _bound_ns(self, placed: PlacedBatch, time_ns: int) -> int:
         """Return a lower bound for the placed batch, given a step of ``time_ns``."""
         if self._bounding is self._placing:
             return placed.bound_ns
-        if isinstance(self._bounding, Dispatcher):
+        if isinstance(self._bounding, GroupedBatches):
             return self._bounding.bound_ns(placed.lengths, time_ns)
         counts = np.bincount(placed.lengths // self.alignment - 1, minlength=len(self.pool.load.lengths))
         latency_ns = float(self._latencies_ns[np.flatnonzero(counts)[-1]])
         group_ns = max(self._bounding.at(counts.astype(np.float64)), latency_ns)
         return math.floor(group_ns) + self.pool.reduce_ns(0) + self.pool.finish_ns(0)
 
-    def _group(self, batch: _Held, placed: Dispatch, member: int) -> tuple[IntArray, ...]:
+    def _group(self, batch: _Held, placed: PlacedBatch, member: int) -> tuple[IntArray, ...]:
         """Return the replicas [v, k] of one strategy.
 
         On pipelines the best of some numbers of micro-batches is taken and improved, as few micro-batches make
@@ -271,18 +208,18 @@ class TurnDispatcher:
         effort = _EFFORT * _FEW // max(_FEW, self._work(placed, member)) // len(placed.order)
         return tuple(improved(timer, self._best_numbers(batch, placed, member, timer), effort, _CHANGES))
 
-    def _indices(self, batch: _Held, placed: Dispatch, member: int, packed: Packed) -> MicroBatches:
+    def _indices(self, batch: _Held, placed: PlacedBatch, member: int, packed: Packed) -> MicroBatches:
         """Return the micro-batches as indices of the batch's sequences."""
         if self.pool.num_stages(member) == 1:
             return placed.micro_batches(member)
         own = np.flatnonzero(placed.strategy == member)
         return _indexed(packed, own, batch.places[own])
 
-    def _work(self, placed: Dispatch, member: int) -> int:
+    def _work(self, placed: PlacedBatch, member: int) -> int:
         """Return the number of sequences, weighted by the time of packing them on a pipeline."""
         return len(placed.lengths) * max(_STAGES, self.pool.num_stages(member)) // _STAGES
 
-    def _best_numbers(self, batch: _Held, placed: Dispatch, member: int, timer: Timer) -> list[IntArray]:
+    def _best_numbers(self, batch: _Held, placed: PlacedBatch, member: int, timer: Timer) -> list[IntArray]:
         """Return the shortest packing of a pipeline's sequences among some numbers of micro-batches, by replica
         [v, n].
 
@@ -323,6 +260,16 @@ class _Held:
 def _pool(problem: Problem, result: LengthsResult | RanStep) -> StrategyTables:
     """Return the result's strategies, with tables for every length that one of them holds."""
     quantum_job = quantum_problem(problem, result.alignment)
+    chosen = chosen_candidates(quantum_job, result)
+    return batch_tables(quantum_job, result, sized(quantum_job, chosen, MAX_QUANTA))
+
+
+def chosen_candidates(quantum_job: Problem, result: LengthsResult | RanStep) -> list[Candidate]:
+    """Return the candidates that a result names.
+
+    Raises:
+        InvalidInputError: one of its strategies is none of the problem's.
+    """
     names = {group.strategy for group in result.groups} | {result.home}
     chosen = [candidate for candidate in candidates(quantum_job) if candidate.name in names]
     if len(chosen) < len(names):
@@ -332,7 +279,13 @@ def _pool(problem: Problem, result: LengthsResult | RanStep) -> StrategyTables:
             "Expected the problem that was solved.",
             "Give the same model, cluster, formats and space.",
         )
-    members = tuple(sized(quantum_job, chosen, MAX_QUANTA))
+    return chosen
+
+
+def batch_tables(
+    quantum_job: Problem, result: LengthsResult | RanStep, members: Sequence[SizedCandidate]
+) -> StrategyTables:
+    """Return tables of ``members`` for every length that one of them holds, with the result's sequences."""
     capacity = max(max(member.own_memory_quanta, member.shared_memory_quanta) for member in members)
     lengths = np.arange(1, min(capacity, MAX_DISTINCT) + 1, dtype=np.int64) * result.alignment
     counts = np.zeros_like(lengths)
@@ -340,8 +293,8 @@ def _pool(problem: Problem, result: LengthsResult | RanStep) -> StrategyTables:
         for length, count in group.buckets:
             counts[length // result.alignment - 1] += count
     load = Load(lengths, counts, result.alignment, result.rules)
-    tables = tuple(Tables.of(quantum_job, member.candidate, load, member.own_memory_quanta) for member in members)
-    return StrategyTables(quantum_job, load, members, tables)
+    tables = [Tables.of(quantum_job, member.candidate, load, member.own_memory_quanta) for member in members]
+    return StrategyTables(quantum_job, load, tuple(members), tuple(tables))
 
 
 def _counted(kind: Kind, replica: tuple[tuple[int, ...], ...]) -> IntArray:
