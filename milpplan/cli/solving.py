@@ -16,9 +16,8 @@ from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, of_error, say, say_e
 from milpplan.cli.solve_options import LengthOptions
 from milpplan.errors import InfeasibleError, InvalidInputError, MilpplanError
 from milpplan.optimize import Effort, PlanResult, SolveOptions, explain, target_price
-from milpplan.optimize.context import Deadline, undisturbed
+from milpplan.optimize.context import BUDGET, Deadline, undisturbed
 from milpplan.optimize.records import ProgramAnswer
-from milpplan.optimize.search.closed_layouts import BUDGET
 from milpplan.optimize.solve import MARGIN_PRICE_GAP, without_margin
 from milpplan.optimize.solve import solve as solve_problem
 from milpplan.problem import Plan, Problem

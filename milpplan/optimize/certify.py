@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from milpplan.optimize.objective import objective_weights, on_gpus, printed_unit
+from milpplan.optimize.context import objective_weights, on_gpus, printed_unit
 from milpplan.optimize.records import Certification, Check, ClaimedResult, PlanResult, SolveOptions, Verdict
 from milpplan.optimize.solve import solve
 from milpplan.optimize.space.enumerate_layouts import layout_space

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from milpplan.optimize.context import Deadline
-from milpplan.optimize.objective import on_gpus
+from milpplan.optimize.context import Deadline, on_gpus
 from milpplan.optimize.records import PlanResult, SolveOptions, SolverWork, Status, proof_strength
 from milpplan.problem import Plan, Problem
 

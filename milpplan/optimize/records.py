@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 import numpy as np
 
 from milpplan.errors import InvalidInputError, SolverError
+from milpplan.optimize.context import has_one_step_time, objective_per_second, objective_weights, printed_unit
 from milpplan.optimize.milp.program import Program
-from milpplan.optimize.objective import has_one_step_time, objective_per_second, objective_weights, printed_unit
 from milpplan.optimize.search.closed_layouts import PruneRecord
 from milpplan.problem import Plan, Problem, Scenario, Space
 from milpplan.simulation import LayoutColumns, StepReport, simulate, usable_memory_bytes

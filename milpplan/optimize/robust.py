@@ -28,10 +28,9 @@ from typing import Any, Final
 import numpy as np
 
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.context import LEAST_S, Deadline, SolveContext, undisturbed
+from milpplan.optimize.context import LEAST_S, Deadline, SolveContext, objective_weights, printed_unit, undisturbed
 from milpplan.optimize.layout.stage_options import fitting_step_ns
 from milpplan.optimize.milp.backends import backend, witnesses
-from milpplan.optimize.objective import objective_weights, printed_unit
 from milpplan.optimize.records import (
     ROBUST_GAP,
     PlanResult,

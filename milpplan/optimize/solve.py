@@ -16,12 +16,18 @@ import numpy as np
 from pydantic import ValidationError
 
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.context import Deadline, SolveContext, undisturbed
+from milpplan.optimize.context import (
+    Deadline,
+    SolveContext,
+    objective_weights,
+    printed_unit,
+    progress_unit,
+    undisturbed,
+)
 from milpplan.optimize.fewest import FewestSearch
 from milpplan.optimize.layout import LayoutContext, fitted_plan
 from milpplan.optimize.milp.backends import backend as backend_named
 from milpplan.optimize.milp.backends import witnesses
-from milpplan.optimize.objective import objective_weights, printed_unit, progress_unit
 from milpplan.optimize.records import (
     DEFAULT_GAP,
     PlanResult,

@@ -24,10 +24,10 @@ from milpplan import PlanResult, Problem, simulate, solve
 from milpplan.errors import UnavailableError
 from milpplan.optimize import DEFAULT_GAP, Progress, SolveContext, SolveOptions
 from milpplan.optimize import solve as planner
+from milpplan.optimize.context import Budget
 from milpplan.optimize.milp import Limits, cbc
 from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.milp.solver_self_test import random_program
-from milpplan.optimize.search.closed_layouts import Budget
 from milpplan.optimize.solve import first_plan
 from milpplan.optimize.space import in_space
 from milpplan.optimize.space import layout_space as rule_filter

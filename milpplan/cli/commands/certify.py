@@ -36,12 +36,11 @@ from milpplan.optimize import (
 )
 from milpplan.optimize.certify import ROUNDING, listed_problem, objective_of
 from milpplan.optimize.certify import certify as certify_claim
-from milpplan.optimize.context import Deadline, undisturbed
+from milpplan.optimize.context import Deadline, has_one_step_time, objective_per_second, printed_unit, undisturbed
 from milpplan.optimize.milp.backends import AUTO, backend_names
 from milpplan.optimize.milp.block_program import solve_block_program
 from milpplan.optimize.milp.program import Program
 from milpplan.optimize.milp.write_program import WRITERS, write_mps
-from milpplan.optimize.objective import has_one_step_time, objective_per_second, printed_unit
 from milpplan.optimize.records import Check, FastestPlan, SolverWork, Status, TargetPrice, Verdict
 from milpplan.optimize.solve import MARGIN_PRICE_GAP, without_margin
 from milpplan.optimize.space.enumerate_layouts import layout_space

@@ -18,9 +18,8 @@ from milpplan.optimize import Progress, SolveContext, objective_weights
 from milpplan.optimize.bounds.closed_form import SAFETY, layout_bounds
 from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_uniform_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_bounds, uniform_plan
-from milpplan.optimize.context import deferred
+from milpplan.optimize.context import deferred, progress_unit, threshold
 from milpplan.optimize.layout.stage_options import fitting_step_ns
-from milpplan.optimize.objective import progress_unit, threshold
 from milpplan.optimize.search.closed_layouts import FATES, ClosedLayouts, PruneRecord
 from milpplan.optimize.space.layout_space import LayoutSpace
 from milpplan.optimize.space.plan_space import in_space

@@ -28,12 +28,12 @@ import numpy as np
 
 from milpplan.errors import UnavailableError
 from milpplan.optimize import Counters, SolveOptions
+from milpplan.optimize.context import threshold
 from milpplan.optimize.layout import LayoutOutcome, LayoutSolver
 from milpplan.optimize.layout.layout_solver import PartBounds
 from milpplan.optimize.milp.backends import backend, witnesses
 from milpplan.optimize.milp.program import Program
 from milpplan.optimize.milp.solution import running
-from milpplan.optimize.objective import threshold
 from milpplan.optimize.search.best_first import Search
 from milpplan.optimize.search.closed_layouts import FATES
 from milpplan.optimize.search.layout_tasks import (

@@ -29,10 +29,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.optimize import objective_weights
 from milpplan.optimize.bounds.closed_form import SAFETY, compute_bounds
 from milpplan.optimize.bounds.cluster_bounds import cluster_compute_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_compute_bounds
+from milpplan.optimize.context import BUDGET, Budget, objective_weights
 from milpplan.optimize.space.layout_space import Alike, LayoutSpace, Stop, chosen_rows, within
 from milpplan.problem import Problem
 from milpplan.simulation import BoolArray, FloatArray, IntArray, least_held_bytes, unique_rows, usable_memory_bytes
@@ -183,25 +183,6 @@ def compute_values(problem: Problem, space: LayoutSpace) -> FloatArray:
     bounds, values = groups.bounds_ns[group], np.full(len(space), np.inf)
     values[rows] = np.where(bounds > limits, np.inf, bounds * weights)
     return values
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """Limits of what a search stores at once, and of what it handles between two looks at the clock.
-
-    ``layouts``: explored one by one, some 100 to 200 bytes each and, in the uniform space, their constants.
-    ``groups``: closed, some 40 bytes each. ``groups_at_once``: made together, some 400 bytes each meanwhile;
-    spaces with at most this number of groups are split at once. ``blocks_at_once``: bounded together. Layouts
-    beyond the limits keep the bound of their group or block.
-    """
-
-    layouts: int = 12_000_000
-    groups: int = 8_000_000
-    groups_at_once: int = 500_000
-    blocks_at_once: int = 8_192
-
-
-BUDGET = Budget()
 
 
 class OpenedLayouts(NamedTuple):
