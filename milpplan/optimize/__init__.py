@@ -8,7 +8,7 @@ from milpplan.library import lazy_exports
 
 if TYPE_CHECKING:
     from milpplan.optimize.certify import SecondProofs, other_backend
-    from milpplan.optimize.context import Counters, SolveContext, objective_weights, on_gpus
+    from milpplan.optimize.context import Budget, Counters, SolveContext, objective_weights, on_gpus
     from milpplan.optimize.fewest import FewestSearch
     from milpplan.optimize.infeasibility import Effort, explain, refusing_rules, with_job, with_space
     from milpplan.optimize.records import (

@@ -6,9 +6,9 @@ description within its uncertainty. An overlay is not specific to a single run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from math import exp
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -343,7 +343,7 @@ def moved_values(
 ) -> tuple[dict[str, float], dict[str, object]]:
     """Compute the factors, and the other values, that ``moved`` gives to ``with_constants``: all but hops."""
     sigma = uncertainty_of(hardware)
-    factors = {name: exp(-sigmas[name] * getattr(sigma, name)) for name in FACTORS if name in sigmas}
+    factors = {name: math.exp(-sigmas[name] * getattr(sigma, name)) for name in FACTORS if name in sigmas}
     others: dict[str, object] = {
         name: max(constant_of(hardware, name) + sigmas[name] * getattr(sigma, name), 0.0)
         for name in TIMES
@@ -355,7 +355,7 @@ def moved_values(
             others[name] = min(max(share, 0.0), 1.0)
     if CONGESTION in sigmas and sigma.congestion_s_per_byte > 0:
         start = constant_of(hardware, CONGESTION) or (DOUBTED_CONGESTION if sigmas[CONGESTION] > 0 else 0.0)
-        others[CONGESTION] = start * exp(sigmas[CONGESTION] * sigma.congestion_s_per_byte)
+        others[CONGESTION] = start * math.exp(sigmas[CONGESTION] * sigma.congestion_s_per_byte)
     return factors, others
 
 
@@ -408,38 +408,34 @@ def _accelerator(accelerator: Accelerator, scale: Mapping[str, float]) -> Accele
     for name, factor in (("bf16", gemm), ("fp8", gemm * scale.get("gemm_fp8_efficiency", 1.0))):
         engine = getattr(accelerator, name)
         if engine is not None and factor != 1.0:
-            update[name] = engine.model_copy(update={"gemm": _gemm(engine.gemm, factor)})
+            efficiency = _scaled(engine.gemm.efficiency, factor, LEAST_EFFICIENCY, MOST_EFFICIENCY)
+            gemm_table = engine.gemm.model_copy(update={"efficiency": efficiency})
+            update[name] = engine.model_copy(update={"gemm": gemm_table})
     if attention is not None:
         for name in CURVES:
-            update[name] = _curve(getattr(accelerator, name), attention)
+            curve = getattr(accelerator, name)
+            scaled = _scaled(curve.value, attention, LEAST_EFFICIENCY, MOST_EFFICIENCY)
+            update[name] = curve.model_copy(update={"value": scaled})
     if "memory_efficiency" in scale:
         share = accelerator.memory_bandwidth_efficiency * scale["memory_efficiency"]
         update["memory_bandwidth_efficiency"] = _fraction(share)
     return accelerator.model_copy(update=update)
 
 
-def _efficiency(value: float) -> float:
-    return min(max(value, LEAST_EFFICIENCY), MOST_EFFICIENCY)
-
-
 def _fraction(value: float) -> float:
     return min(max(value, LEAST_EFFICIENCY), 1.0)
 
 
-def _gemm(table: GemmTable, factor: float) -> GemmTable:
-    scaled = tuple(
-        tuple(tuple(_efficiency(value * factor) for value in row) for row in plane) for plane in table.efficiency
-    )
-    return table.model_copy(update={"efficiency": scaled})
-
-
-def _curve(curve: SizeCurve, factor: float) -> SizeCurve:
-    return curve.model_copy(update={"value": tuple(_efficiency(value * factor) for value in curve.value)})
+def _scaled(values: Any, factor: float, least: float = 0.0, most: float = math.inf) -> Any:
+    """Multiply the numbers of nested tuples, and clamp the products."""
+    if isinstance(values, tuple):
+        return tuple([_scaled(value, factor, least, most) for value in values])
+    return min(max(values * factor, least), most)
 
 
 def scaled_bus_table(table: BusTable, factor: float) -> BusTable:
     """Multiply all bandwidths of a table."""
-    rows = tuple(tuple(value * factor for value in row) for row in table.bus_bandwidth_bytes_per_s)
+    rows = _scaled(table.bus_bandwidth_bytes_per_s, factor)
     return table.model_copy(update={"bus_bandwidth_bytes_per_s": rows})
 
 

@@ -439,6 +439,8 @@ def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
     parts = Parts(_ns(seconds), *endpoints_ns, _ns(zero), *no_offload, layer_inverse)
     duration = parts.layer[:, EXPOSED].sum(axis=1)[..., layer_inverse]
     duration[:, ONCE] += parts.zero[:, 0]
+    software = problem.hardware.software
+    hidden = software.hidden_gather_fraction, software.hidden_reduce_fraction
     return LayoutCosts(
         parts=parts,
         duration_ns=duration,
@@ -453,7 +455,7 @@ def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
         head_ns=parts.head[EXPOSED].sum(axis=0)[:, layer_inverse],
         reduce_ns=_ns(np.concatenate([reduce, endpoints.reduce])),
         gather_ns=_ns(np.concatenate([gather, endpoints.gather])),
-        exposed_fractions=np.broadcast_to(_exposed_fractions(problem), (2, *shape)),
+        exposed_fractions=np.broadcast_to(1.0 - np.array(hidden)[:, None], (2, *shape)),
         optimizer_ns=_ns(np.concatenate([optimizer[:, state_inverse], endpoints.optimizer])),
         transfer_ns=transfers,
         barrier_ns=_barrier_ns(problem, columns, transfers) + whole_matrix,
@@ -476,12 +478,6 @@ def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
         update_bytes=np.broadcast_to(zeros, (K + 2, *shape)),
         split_backward=columns.split_backward.astype(np.int64),
     )
-
-
-def _exposed_fractions(problem: Problem) -> FloatArray:
-    """Return ``LayoutCosts.exposed_fractions`` of all layouts, [2, 1]."""
-    software = problem.hardware.software
-    return 1.0 - np.array([[software.hidden_gather_fraction], [software.hidden_reduce_fraction]])
 
 
 def _layers(problem: Problem, part: LayoutColumns, parameters: list[LocalParameters]) -> list[LocalParameters]:

@@ -107,12 +107,14 @@ def stage_options(
     _expose_edges(costs, terms)
     terms[Term.CROSSING] = crossing_ns
     ends = [EMBEDDING] * is_first + [HEAD] * is_last
-    kept = counts[-1] @ costs.kept_bytes + _end_kept(costs, is_first, is_last) - dropped
+    ends_kept = costs.embedding_kept_bytes * is_first + costs.head_kept_bytes * is_last
+    kept = counts[-1] @ costs.kept_bytes + ends_kept - dropped
+    states = np.einsum("k,pk...->p...", counts[-1], costs.state_bytes[:, : len(duration)])
     return StageOptions(
         full,
         selective,
         terms,
-        _over_layers(costs.state_bytes, counts[-1]) + costs.state_bytes[:, ends].sum(axis=1),
+        states + costs.state_bytes[:, ends].sum(axis=1),
         kept,
         counts[-1] @ costs.deferred_bytes + costs.head_deferred_bytes * is_last,
         _transient(costs, layers, full, num_recomputed, ends),
@@ -126,11 +128,6 @@ def _cumulative_counts(layers: IntArray, num_kinds: int) -> IntArray:
     counts = np.zeros((len(layers) + 1, num_kinds), dtype=np.int64)
     np.cumsum(layers[:, None] == np.arange(num_kinds), axis=0, out=counts[1:])
     return counts
-
-
-def _over_layers(values: IntArray, counts: IntArray) -> IntArray:
-    """Sum ``values`` [parts, K + 2, ...] over layers, ``counts`` [K] of each kind: [parts, ...]."""
-    return np.stack([counts @ part[: len(counts)] for part in values])
 
 
 def _host_kept(costs: LayoutCosts, layers: IntArray, full: IntArray, num_recomputed: IntArray) -> IntArray:
@@ -147,11 +144,6 @@ def _neighbours(pieces: IntArray) -> IntArray:
     if len(pieces) < 2:
         return np.asarray(pieces.sum(axis=0))
     return np.asarray((pieces[1:] + pieces[:-1]).max(axis=0))
-
-
-def _end_kept(costs: LayoutCosts, is_first: bool, is_last: bool) -> IntArray:
-    """Sum the activations of the ends of the model that the stage holds, bytes per live micro-batch."""
-    return np.asarray(costs.embedding_kept_bytes * is_first + costs.head_kept_bytes * is_last)
 
 
 def _fixed_terms(

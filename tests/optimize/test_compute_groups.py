@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from milpplan import load_hardware, load_model, simulate_many, solve
-from milpplan.optimize import SolveContext, SolveOptions, objective_weights, with_space
+from milpplan.optimize import Budget, SolveContext, SolveOptions, objective_weights, with_space
 from milpplan.optimize.bounds import SAFETY, uniform_compute_bounds, uniform_plan
 from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
-from milpplan.optimize.context import Budget
 from milpplan.optimize.layout import LayoutSolver
 from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.search.best_first import Search

@@ -22,9 +22,8 @@ import pytest
 import milpplan.optimize
 from milpplan import PlanResult, Problem, simulate, solve
 from milpplan.errors import UnavailableError
-from milpplan.optimize import DEFAULT_GAP, Progress, SolveContext, SolveOptions
+from milpplan.optimize import DEFAULT_GAP, Budget, Progress, SolveContext, SolveOptions
 from milpplan.optimize import solve as planner
-from milpplan.optimize.context import Budget
 from milpplan.optimize.milp import Limits, cbc
 from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.milp.solver_self_test import random_program
