@@ -39,8 +39,17 @@ class Empty(ModuleType):
             return import_module(f"{self.__name__}.{name}")
         from torch.nn import Module
 
-        setattr(self, name, type(name, (Module,), {}))
+        parts = {
+            "__init__": lambda layer, *_, **__: Module.__init__(layer),
+            "__class_getitem__": classmethod(lambda made, _: made),
+            "__module__": self.__name__,
+        }
+        setattr(self, name, type(name, (Module,), parts))
         return getattr(self, name)
+
+    def __call__(self, made: Any = None, **_: Any) -> Any:
+        """A name that is called is a decorator, which changes nothing."""
+        return self if made is None else made
 
 
 class Absent(MetaPathFinder, Loader):
@@ -51,7 +60,8 @@ class Absent(MetaPathFinder, Loader):
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """The module is an empty one."""
-        return ModuleSpec(name, self, is_package=True) if name.split(".")[0] in self.libraries else None
+        known = any(f"{name}.".startswith(f"{library}.") for library in self.libraries)
+        return ModuleSpec(name, self, is_package=True) if known else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Without contents."""

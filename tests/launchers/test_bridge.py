@@ -132,10 +132,10 @@ def test_settings_have_one_name() -> None:
         ("--dataset mock", "model.yaml", "model.yaml"),
         ("--dataset mock", "~optimizer.lr", "optimizer.lr"),
         ("--dataset mock", "$MORE", "MORE"),
-        ("RECIPE:-gpt3_175b_pretrain_config", "RECIPE:-mamba2_130m_pretrain_config", "recipe"),
-        ("RECIPE:-gpt3_175b_pretrain_config", "RECIPE:-llama3_8b_finetune_config", "recipe"),
-        ("RECIPE:-gpt3_175b_pretrain_config", "RECIPE:-nemotronh_8b_pretrain_config", "recipe"),
-        ("RECIPE:-gpt3_175b_pretrain_config", "RECIPE", "recipe"),
+        ("RECIPE:-gpt3_175b_pretrain_32gpu_h100_bf16_config", "RECIPE:-mamba2_130m_pretrain_config", "recipe"),
+        ("RECIPE:-gpt3_175b_pretrain_32gpu_h100_bf16_config", "RECIPE:-llama3_8b_finetune_config", "recipe"),
+        ("RECIPE:-gpt3_175b_pretrain_32gpu_h100_bf16_config", "RECIPE:-nemotronh_8b_pretrain_config", "recipe"),
+        ("RECIPE:-gpt3_175b_pretrain_32gpu_h100_bf16_config", "RECIPE", "recipe"),
         ("run_recipe.py", "pretrain_vlm.py", "pretrain_vlm.py"),
         ("train.train_iters=100", "train.train_iters=100 train.no_such=1", "train.no_such"),
         ("train.train_iters=100", "train.train_iters=many", "train.train_iters"),
@@ -163,7 +163,8 @@ def test_any_override_can_be_ignored() -> None:
     text = script_of(problem, plan).replace(
         "train.train_iters=100", "train.train_iters=100 train.no_such=1 peft.dim=8"
     )
-    text = text.replace("gpt3_175b_pretrain_config", "mamba2_130m_pretrain_config").replace("run_recipe", "other")
+    text = text.replace("gpt3_175b_pretrain_32gpu_h100_bf16_config", "mamba2_130m_pretrain_config")
+    text = text.replace("run_recipe", "other")
     names = ["train.no_such", "peft", "recipe", "other.py"]
     for left in range(len(names)):
         with pytest.raises(InvalidInputError, match=names[left]):

@@ -213,9 +213,10 @@ QUIET: Mapping[str, str] = {
 PROGRAM = "run_recipe.py"
 RECIPE_NAME = re.compile(
     r"(vanilla_gpt|gpt3|gpt_oss|llama|qwen2|qwen3(?!_next|_vl|_omni)|deepseek|mixtral|mistral|moonlight|olmoe|kimi|glm)"
-    r"\w*_pretrain_config"
+    r"\w*_pretrain(_\d+gpu_\w+)?_config"
 )
-"""Recipes whose model is a decoder of attention and feed-forward layers, all of whose weights are trained."""
+"""Recipes whose model is a decoder of attention and feed-forward layers, all of whose weights are trained; since
+0.6 most name their hardware."""
 FLAGS: Mapping[str, str] = {
     "--recipe": "looked at by itself",
     "--dataset": "data, which are not priced",
@@ -474,8 +475,15 @@ BRIDGE = Capability(
 
 
 SCRIPT = "megatron-bridge.sh"
-RECIPES = {True: "deepseek_v3_pretrain_config", False: "gpt3_175b_pretrain_config"}
-"""Recipes whose model classes have latent attention (True) or not (False); all sizes are overridden."""
+RECIPES = {
+    "0.6.0": {True: "deepseek_v3_pretrain_config", False: "gpt3_175b_pretrain_32gpu_h100_bf16_config"},
+    "0.3.1": {True: "deepseek_v3_pretrain_config", False: "qwen2_7b_pretrain_config"},
+}
+"""Recipes by version whose model classes have latent attention (True) or not (False); all sizes are overridden.
+
+``--recipe`` finds those that recipes/__init__.py exports, and in 0.3.1 it exports no recipe of GPT: that of Qwen 2
+reads the config of its checkpoint first.
+"""
 WITHOUT_NAME = {
     "--max-position-embeddings": "follows from model.seq_length (models/gpt_provider.py, provide)",
     "--group-query-attention": "follows from model.num_query_groups",
@@ -617,7 +625,7 @@ def _precision(given: Arguments) -> dict[str, tuple[str, ...]]:
 
 
 def _script(launch: Launch, version: str) -> str:
-    recipe = RECIPES["model.kv_lora_rank" in launch.arguments.values]
+    recipe = RECIPES[launch.version]["model.kv_lora_rank" in launch.arguments.values]
     before = (
         "# Where Megatron-Bridge is, whose recipe says what the plan does not, and where this node is.",
         "BRIDGE_DIR=${BRIDGE_DIR:-.}",
