@@ -121,14 +121,8 @@ class PlannedBatch:
     bound_ns: int
 
 
-# Maximum relaxations solved, and sets packed, for one answer; _MORE times as many for at most _FEW sequences.
-_MAX_RELAXED, _MAX_RELAXED_MANY = 7, 3
-_MAX_PACKED = 3
-_FEW = 128
-# With more than _MANY sequences, another set is packed only if it could save this share.
-_MANY = 1024
-_MIN_SAVING = 0.03
-_MORE = 3
+# Maximum relaxations solved for one answer; _MORE times as many for at most _FEW sequences.
+_MAX_RELAXED, _FEW, _MORE = 7, 128, 3
 # Maximum number of strategies of a dispatcher.
 _MAX_STRATEGIES = 6
 
@@ -345,8 +339,7 @@ class _BatchSearch:
         self.best: BatchPlan | None = None
         self.packs, self.known_ns = known_ns is None, math.inf if known_ns is None else known_ns
         self._effort = _MORE if index.size <= _FEW else 1
-        # With many sequences the first relaxations prove nearly as much as all, and each takes milliseconds.
-        self._most_relaxed = _MAX_RELAXED_MANY if index.size > _MANY else _MAX_RELAXED * self._effort
+        self._most_relaxed = _MAX_RELAXED * self._effort
         self._packed: Counter[tuple[int, ...]] = Counter()
         self._queue: list[tuple[float, int, Node]] = []
         self._number = self._num_relaxed = 0
@@ -421,11 +414,7 @@ class _BatchSearch:
 
     def _pack(self, node: Node) -> None:
         """Pack the answer of a node's relaxation, within the effort."""
-        times_packed = self._packed[node.used]
-        skip = len(self._packed) > _MAX_PACKED * self._effort or times_packed == self._effort
-        if self.index.size > _MANY:
-            # Packing is most of the work with many sequences, so small savings are not tried.
-            skip |= node.bound_ns > self.known_ns * (1.0 - _MIN_SAVING)
+        skip = self._packed[node.used] == self._effort
         if node.relaxed is None or not self.packs or (self.known_ns < math.inf and skip):
             return
         self._packed[node.used] += 1

@@ -46,11 +46,11 @@ from milpplan.simulation import IntArray
 # Effort of the local search on pipelines; it falls from some number of sequences on, as placing them takes longer;
 # changes per round.
 _EFFORT, _FEW, _CHANGES = 5_500, 768, 24
-# Numbers of micro-batches beyond the minimum that are tried: for few, many and very many sequences.
-_SPARES, _SPARES_MANY, _SPARES_MOST = (1, 2, 3, 4, 6, 8, 12), (4, 6, 9), (6,)
+# Numbers of micro-batches beyond the minimum that are tried.
+_SPARES = (1, 2, 4, 8)
 # Number of stages beyond which sequences and spare micro-batches count proportionally more, as their ramps are
-# longer; number of sequences that is very many.
-_STAGES, _MOST = 4, 2_048
+# longer.
+_STAGES = 4
 
 
 class TurnBatches:
@@ -227,10 +227,8 @@ class TurnBatches:
         """
         own = np.flatnonzero(placed.strategy == member)
         num_replicas = self.pool.members[member].candidate.layout.dp
-        work = self._work(placed, member) * len(placed.order)
-        candidates = _SPARES if work <= _FEW else _SPARES_MANY if work <= _MOST else _SPARES_MOST
         stages = max(_STAGES, self.pool.num_stages(member))
-        spares = [spare * stages // _STAGES for spare in candidates]
+        spares = [spare * stages // _STAGES for spare in _SPARES]
         assignments = [(placed.replica[own], placed.micro_batch[own])]
         packings = self._placing.packings(member, placed.lengths[own], spares)
         assignments += [(spare.replica, spare.micro_batch) for spare in packings]
