@@ -94,7 +94,7 @@ def _value(name: str, word: str, option: str) -> object:
     value: object = word
     if name in SWITCHES:
         value = {"1": True, "0": False, **_WORDS}.get(word.lower(), word)
-    elif name in WORDS:
+    elif name in WORDS and name != "recompute_modules":
         value = choice(word, f"{option} {name}", WORDS[name])
     elif name == "mixing":
         return choice(word, f"{option} {name}", MIXINGS)
@@ -106,7 +106,7 @@ def _value(name: str, word: str, option: str) -> object:
         except ValueError:
             value = word
     try:
-        Layout.model_validate({"global_batch_size": 1, name: value}, strict=True)
+        layout = Layout.model_validate({"global_batch_size": 1, name: value}, strict=True)
     except ValidationError as error:
         reason = plain_reason(error.errors(include_url=False)[0])
         raise InvalidInputError(
@@ -114,7 +114,7 @@ def _value(name: str, word: str, option: str) -> object:
             f"Expected a value of {name} that a layout can have.",
             f"Correct the value; `milpplan schema plan` describes {name}.",
         ) from error
-    return value
+    return layout.recompute_modules if name == "recompute_modules" else value
 
 
 def fixed_values(options: Iterable[str]) -> dict[str, object]:
@@ -141,6 +141,7 @@ ALLOWED: Final[dict[str, dict[str, bool | tuple[bool | str, ...] | None]]] = {
     "tp-overlap": {"tp_overlap": TP_OVERLAPS},
     "scatter-gather": {"pp_scatter_gather": (False, True)},
     "kept-gathered": {"gather_again": (True, False)},
+    "recompute-modules": {"recompute_modules": None},
     "ulysses": {"ulysses": None},
     "placement": {"rank_order": RANK_ORDERS},
     "hsdp": {"dp_replicate": None},

@@ -21,6 +21,7 @@ import numpy as np
 from milpplan.communication.records import Pairs, Places, pairs_of
 from milpplan.errors import InvalidInputError
 from milpplan.problem import (
+    GroupedQueryAttention,
     Indexer,
     LatentAttention,
     LayerRun,
@@ -28,13 +29,14 @@ from milpplan.problem import (
     MixtureOfExperts,
     NoBlock,
     Problem,
+    RecomputeModule,
 )
 from milpplan.problem.model import Attention, LinearModule
 from milpplan.simulation import BoolArray, FloatArray, IntArray, LayoutColumns, LocalParameters, states
 from milpplan.simulation.layers import Shard, padded_vocab_size, widths
 from milpplan.simulation.layers.embedding_and_head import copied_embedding
 from milpplan.simulation.layers.kernels import BF16_BYTES, FP32_BYTES
-from milpplan.simulation.layers.layer_time import exchanged_bytes
+from milpplan.simulation.layers.layer_time import exchanged_bytes, latent_input_bytes
 from milpplan.simulation.layers.sparse_attention import gathered_key_width, indexer_input_bytes, selected_keys
 from milpplan.simulation.layers.vision import encoder_columns, encoder_problem
 from milpplan.simulation.muon import MatrixUpdates
@@ -176,15 +178,39 @@ def replayed_messages(problem: Problem, kind: LayerRun, columns: LayoutColumns) 
     """List the messages that selective recomputation of a layer adds to the backward of a micro-batch.
 
     With flash attention it drops the inputs of the linear pairs. If they were kept gathered, the replay gathers
-    them once more. Source: see ``shard.linear_pair``.
+    them once more. Source: see ``shard.linear_pair``. Named modules repeat the messages of their forward.
     """
-    if problem.inference or problem.job.attention_kernel != "flash":
+    if problem.inference:
+        return []
+    if columns.any_of("recompute_modules"):
+        return _module_messages(problem, kind, columns)
+    if problem.job.attention_kernel != "flash":
         return []
     shard = Shard.of(problem, columns)
     pairs = (kind.attention.type != "none", kind.has_dense_part)
     needed = sum(there and shard.trains(*names) for there, names in zip(pairs, kind.column_modules, strict=True))
     kept = np.where(columns.sequence_parallel & ~columns.gather_again, float(needed), 0.0)
     return [Message("sp", "all_gather", "tensor", shard.gathered_bytes, np.zeros_like(kept), kept)]
+
+
+def _module_messages(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> list[Message]:
+    """List the messages that the replays of the modules in ``Layout.recompute_modules`` repeat."""
+    shard, mixer, zeros = Shard.of(problem, columns), kind.attention, np.zeros(len(columns))
+    parts: dict[RecomputeModule, list[Message]] = {}
+    if isinstance(mixer, GroupedQueryAttention | LatentAttention):
+        parts["core_attn"] = _context(shard, mixer)
+    if isinstance(mixer, LatentAttention):
+        gathered, sp = latent_input_bytes(shard, mixer), columns.sequence_parallel.astype(np.float64)
+        parts["mla_up_proj"] = [Message("sp", "all_gather", "tensor", gathered, sp, zeros)]
+    pair = _linear_pair(shard, kind.column_modules[1]) if kind.has_dense_part else []
+    parts["mlp"] = parts["shared_experts"] = pair
+    if isinstance(kind.mlp, MixtureOfExperts):
+        parts["moe"] = [*_experts(shard, kind.mlp), *pair]
+    return [
+        message._replace(forward=zeros, backward=message.forward * columns.recomputes(name))
+        for name in kind.recompute_modules
+        for message in parts.get(name, [])
+    ]
 
 
 def end_messages(problem: Problem, is_head: bool, columns: LayoutColumns) -> list[Message]:

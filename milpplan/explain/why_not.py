@@ -99,6 +99,10 @@ WORDS: Final[dict[str, Callable[[Problem], str]]] = {
     "recomputed_vision_needs_images": lambda p: (
         "recompute_vision needs images and a vision encoder that is trained"
     ),
+    "recompute_modules_of_the_model": lambda p: (
+        "recompute_modules needs inputs that are gathered again, and modules of the model, moe without those "
+        f"inside it: {', '.join(p.recompute_modules) or 'none here'}"
+    ),
     "ulysses_divides_cp_and_heads": lambda p: (
         "ulysses must divide cp, and tp x ulysses the heads of queries, keys and values "
         f"(multiples of {p.model.common_heads})"

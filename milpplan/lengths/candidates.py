@@ -45,6 +45,7 @@ FIXED: dict[str, tuple[object, ...]] = {
     "overlap_param_gather": (False,),
     "zero_stage": (0, 1),
     "ulysses": (1,),
+    "recompute_modules": ("default",),
     # The times of packed micro-batches do not include streams to and from the host.
     "offload_weights": (False,),
     "offload_activations": (False,),

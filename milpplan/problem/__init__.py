@@ -69,8 +69,11 @@ if TYPE_CHECKING:
         with_constants,
     )
     from milpplan.problem.plan import (
+        MODULE_SETS,
+        NO_MODULES,
         PAIRED_SCHEDULES,
         RANK_ORDERS,
+        RECOMPUTE_MODULES,
         SCHEDULES,
         SPLIT_SCHEDULES,
         TP_OVERLAPS,
@@ -79,9 +82,11 @@ if TYPE_CHECKING:
         Plan,
         RankOrder,
         Recompute,
+        RecomputeModule,
         Schedule,
         VirtualStage,
         layout_words,
+        module_set,
         order_code,
         order_of,
         rank_stages,

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from milpplan.problem.plan import RECOMPUTE_MODULES, RecomputeModule
 from milpplan.problem.records import Count, PositiveInt, Record
 
 
@@ -210,6 +211,27 @@ class LayerRun(Record):
         return self.mlp.type == "dense" or (self.mlp.type == "moe" and self.mlp.shared_intermediate_size > 0)
 
     @property
+    def recompute_modules(self) -> tuple[RecomputeModule, ...]:
+        """Modules that the layer has (``Layout.recompute_modules``).
+
+        Norms are modules of their own before latent attention and experts; Transformer Engine joins other norms
+        with the product behind them (Megatron-LM at d98e8a64, core/models/gpt/gpt_layer_specs.py).
+        """
+        mixer, mlp = self.attention, self.mlp
+        experts, latent = isinstance(mlp, MixtureOfExperts), isinstance(mixer, LatentAttention)
+        whole = mixer.type == "gqa" or (isinstance(mixer, LatentAttention) and mixer.indexer is None)
+        present = {
+            "core_attn": whole,
+            "moe_act": experts,
+            "layernorm": latent or experts,
+            "mla_up_proj": latent and whole,
+            "mlp": isinstance(mlp, DenseMlp),
+            "moe": experts,
+            "shared_experts": experts and self.has_dense_part,
+        }
+        return tuple(name for name in RECOMPUTE_MODULES if present[name])
+
+    @property
     def head_counts(self) -> tuple[int, ...]:
         """Numbers of heads that tensor parallelism divides."""
         mixer = self.attention
@@ -351,6 +373,13 @@ class ModelSpec(Record):
     def num_layers(self) -> int:
         """Number of decoder layers."""
         return sum(run.count for run in self.layers)
+
+    @property
+    def recompute_modules(self) -> tuple[RecomputeModule, ...]:
+        """Modules that some layer has."""
+        return tuple(
+            name for name in RECOMPUTE_MODULES if any(name in run.recompute_modules for run in self.layers)
+        )
 
     @property
     def has_experts(self) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, get_args
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from milpplan.problem.records import Count, PositiveInt, Record
 
@@ -124,6 +125,38 @@ def shares_of(code: int) -> MicroBatchShares:
     return tuple(reversed(shares))
 
 
+RecomputeModule = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]
+RECOMPUTE_MODULES: tuple[RecomputeModule, ...] = get_args(RecomputeModule)
+"""Modules of a layer that selective recomputation may replay. Source: Megatron-LM at d98e8a64,
+core/transformer/transformer_config.py (``recompute_modules``)."""
+HELD_BY_MOE: frozenset[RecomputeModule] = frozenset({"moe_act", "shared_experts"})
+"""Modules inside the module ``moe``; together they are not priced."""
+NO_MODULES = "default"
+
+
+def module_set(modules: Iterable[str]) -> str:
+    """Write a set of modules as a layout has it: in the order of ``RECOMPUTE_MODULES``, with + between them."""
+    given = set(modules)
+    return "+".join(name for name in RECOMPUTE_MODULES if name in given) or NO_MODULES
+
+
+MODULE_SETS: tuple[str, ...] = tuple(
+    module_set(name for place, name in enumerate(RECOMPUTE_MODULES) if code >> place & 1)
+    for code in range(1 << len(RECOMPUTE_MODULES))
+)
+"""All sets of modules; bit i of an index stands for module i."""
+
+
+def _checked_modules(text: str) -> str:
+    names = text.split("+")
+    if text != NO_MODULES and (len(set(names)) < len(names) or not set(names) <= set(RECOMPUTE_MODULES)):
+        raise ValueError(f"modules are {NO_MODULES}, or some of {', '.join(RECOMPUTE_MODULES)} once each, with +")
+    return module_set(names)
+
+
+ModuleSet = Annotated[str, AfterValidator(_checked_modules)]
+
+
 class Layout(Record):
     """Degrees and switches of the whole run.
 
@@ -158,6 +191,9 @@ class Layout(Record):
     """With sequence parallelism: the backward gathers the inputs of products again; they are not kept gathered."""
     recompute_vision: bool = False
     """The layers of the vision encoder are recomputed wholly."""
+    recompute_modules: ModuleSet = NO_MODULES
+    """Modules that selective recomputation replays, with + between them. ``default``: attention scores with
+    unfused attention, else norms, activations, and the expanded queries, keys and values of latent attention."""
     ulysses: PositiveInt = 1
     """Neighbours in a context-parallel group that exchange parts of the sequence for heads, by all-to-alls around
     attention (DeepSpeed-Ulysses); ``cp / ulysses`` ranks pass keys and values around a ring. 1: the ring alone.

@@ -9,7 +9,18 @@ from pydantic import Field, model_validator
 
 from milpplan.problem.hardware import HardwareSpec
 from milpplan.problem.model import GroupedQueryAttention, LatentAttention, LinearModule, ModelSpec
-from milpplan.problem.plan import MicroBatchShares, NodeOrder, RankOrder, Schedule, TpOverlap
+from milpplan.problem.plan import (
+    HELD_BY_MOE,
+    NO_MODULES,
+    MicroBatchShares,
+    ModuleSet,
+    NodeOrder,
+    RankOrder,
+    RecomputeModule,
+    Schedule,
+    TpOverlap,
+    module_set,
+)
 from milpplan.problem.records import Count, PositiveFloat, PositiveInt, Record
 
 MAX_GPUS: Final = 1_048_576
@@ -327,6 +338,8 @@ class Space(Record):
     pp_scatter_gather: Switch = (False,)
     gather_again: Switch = (True,)
     recompute_vision: Switch = (False, True)
+    recompute_modules: Annotated[tuple[ModuleSet, ...] | None, Field(min_length=1)] = (NO_MODULES,)
+    """None: those of ``Problem.module_sets``."""
     ulysses: Values | None = (1,)
     """None: all divisors of the heads that divide cp."""
     offload_weights: Switch = (False,)
@@ -416,6 +429,44 @@ class Problem(Record):
     def recompute_modes(self) -> tuple[Literal["none", "selective", "full"], ...]:
         """Recompute modes of the space; inference recomputes nothing."""
         return ("none",) if self.inference else self.space.recompute
+
+    @property
+    def recompute_modules(self) -> tuple[RecomputeModule, ...]:
+        """Modules that layers of the model can recompute by themselves; none where that is not priced.
+
+        Not priced: frozen weights, checkpoints of single products, and inputs that are kept gathered.
+        """
+        software = self.hardware.software
+        unpriced = self.inference or self.job.frozen_text or software.operator_checkpoints
+        return () if unpriced or software.gathered_inputs else self.model.recompute_modules
+
+    @property
+    def module_sets(self) -> tuple[str, ...]:
+        """Values of ``Layout.recompute_modules`` in the space; the default alone without selective recomputation.
+
+        A space that leaves them open has the default and a chain of sets, each with all that replay less work a
+        byte: activations, norms, expanded queries, keys and values, shared experts, dense MLPs; then ``moe`` with
+        those outside it, one by one. Flash attention keeps no scores, so its module is left to ``--fix``.
+        """
+        asked, present = self.space.recompute_modules, self.recompute_modules
+        if asked is not None and NO_MODULES not in asked:
+            return asked
+        if "selective" not in self.recompute_modes or not present:
+            return (NO_MODULES,)
+        if asked is not None:
+            return asked
+        order = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "shared_experts", "mlp")
+        flash = self.job.attention_kernel == "flash"
+        narrow = [name for name in order if name in present and not (flash and name == "core_attn")]
+        outside = [name for name in narrow if name not in HELD_BY_MOE]
+        sets = [narrow[:length] for length in range(1, len(narrow) + 1)]
+        sets += [["moe", *outside[:length]] for length in range(len(outside) + 1) if "moe" in present]
+        return (NO_MODULES, *map(module_set, sets))
+
+    def prices_modules(self, modules: str) -> bool:
+        """Check that some layer has each module of ``Layout.recompute_modules``, and none is inside another."""
+        names = {*modules.split("+")} - {NO_MODULES}
+        return names <= {*self.recompute_modules} and not ("moe" in names and names & HELD_BY_MOE)
 
     @property
     def schedules(self) -> tuple[Schedule, ...]:

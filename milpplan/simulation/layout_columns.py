@@ -10,13 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.problem import (
+    MODULE_SETS,
     PAIRED_SCHEDULES,
     RANK_ORDERS,
+    RECOMPUTE_MODULES,
     SCHEDULES,
     SPLIT_SCHEDULES,
     TP_OVERLAPS,
     V_SCHEDULES,
     Layout,
+    RecomputeModule,
     order_code,
     order_of,
     shares_code,
@@ -29,19 +32,25 @@ BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
 T = TypeVar("T", bound=np.generic)
 
-WORDS: dict[str, tuple[str, ...]] = {"schedule": SCHEDULES, "tp_overlap": TP_OVERLAPS, "rank_order": RANK_ORDERS}
+WORDS: dict[str, tuple[str, ...]] = {
+    "schedule": SCHEDULES,
+    "tp_overlap": TP_OVERLAPS,
+    "rank_order": RANK_ORDERS,
+    "recompute_modules": MODULE_SETS,
+}
 """Fields of a layout that are words; a column holds the index of the word."""
 DEFAULTS = {name: field.default for name, field in Layout.model_fields.items() if not field.is_required()}
 SWITCHES = frozenset(name for name, default in DEFAULTS.items() if isinstance(default, bool))
 LAYER_KEYS = (
     *("tp", "cp", "ep", "etp", "micro_batch_size", "sequence_parallel", "tp_overlap", "gather_again"),
-    *("ulysses", "split_backward", "recompute_vision"),
+    *("ulysses", "split_backward", "recompute_vision", "recompute_modules"),
 )
 STATE_KEYS = ("tp", "cp", "ep", "etp", "dp", "zero_stage", "dp_replicate")
 OFFLOADS = ("offload_weights", "offload_activations", "offload_optimizer")
 COST_KEYS = (
     *(*STATE_KEYS, "pp", "micro_batch_size", "sequence_parallel"),
-    *("tp_overlap", "pp_scatter_gather", "gather_again", "recompute_vision", "ulysses", *OFFLOADS),
+    *("tp_overlap", "pp_scatter_gather", "gather_again", "recompute_vision", "recompute_modules", "ulysses"),
+    *OFFLOADS,
     *("backward_form", "ends_meet"),
 )
 """Fields of a layout that its constants depend on; the other fields only combine the constants. If some layouts
@@ -65,8 +74,9 @@ class LayoutColumns:
     """Struct of arrays with the fields of ``Layout``; every array has shape [num_layouts].
 
     ``schedule`` holds indices into ``SCHEDULES``, ``tp_overlap`` into ``TP_OVERLAPS``, ``rank_order`` into
-    ``RANK_ORDERS``; ``node_order`` and ``replica_micro_batches`` hold codes (``milpplan.problem.plan``). A column
-    with a single value may be a broadcast number (``constant``), from which rows are taken at no cost.
+    ``RANK_ORDERS``, ``recompute_modules`` into ``MODULE_SETS``; ``node_order`` and ``replica_micro_batches`` hold
+    codes (``milpplan.problem.plan``). A column with a single value may be a broadcast number (``constant``), from
+    which rows are taken at no cost.
     """
 
     tp: IntArray
@@ -88,6 +98,7 @@ class LayoutColumns:
     pp_scatter_gather: BoolArray
     gather_again: BoolArray
     recompute_vision: BoolArray
+    recompute_modules: IntArray
     ulysses: IntArray
     offload_weights: BoolArray
     offload_activations: BoolArray
@@ -133,6 +144,10 @@ class LayoutColumns:
     def ends_meet(self) -> BoolArray:
         """True if the first and the last virtual stage share a rank of the pipeline."""
         return _TURNS[self.schedule]
+
+    def recomputes(self, module: RecomputeModule) -> BoolArray:
+        """Find the layouts whose selective recomputation replays the named module."""
+        return np.asarray(self.recompute_modules >> RECOMPUTE_MODULES.index(module) & 1 > 0)
 
     @property
     def ring(self) -> IntArray:

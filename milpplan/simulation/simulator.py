@@ -16,6 +16,7 @@ import numpy as np
 
 from milpplan.errors import IllegalPlanError
 from milpplan.problem import (
+    NO_MODULES,
     PAIRED_SCHEDULES,
     SPLIT_SCHEDULES,
     Job,
@@ -293,6 +294,13 @@ def _job_rules(problem: Problem, layout: Layout) -> list[Legality]:
             problem.job.optimizer == "adam" or layout.zero_stage <= 1,
             f"ZeRO {layout.zero_stage}, and the job optimizer {problem.job.optimizer}",
             "ZeRO 0 or 1, which leave every matrix whole on some rank",
+        ),
+        (
+            problem.prices_modules(layout.recompute_modules)
+            and (layout.gather_again or layout.recompute_modules == NO_MODULES),
+            f"recompute_modules={layout.recompute_modules}, gather_again={layout.gather_again}",
+            "gather_again=true, moe without modules inside it, and modules of the model: "
+            + (", ".join(problem.recompute_modules) or "none here"),
         ),
         (
             ulysses == 1 or (layout.cp % ulysses == 0 and heads % (layout.tp * ulysses) == 0),

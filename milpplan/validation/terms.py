@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 
 from milpplan.problem import (
+    NO_MODULES,
     PAIRED_SCHEDULES,
     SPLIT_SCHEDULES,
     DenseMlp,
@@ -243,6 +244,10 @@ def _muon(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> L
     return replace(costs, optimizer_ns=costs.optimizer_ns + added, barrier_ns=barrier)
 
 
+def _selects(plan: Plan) -> bool:
+    return any(stage.recompute.selective for stage in plan.virtual_stages)
+
+
 def _recomputation(phase: Phase) -> Scale:
     def scaled(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
         duration = costs.duration_ns.copy()
@@ -419,7 +424,13 @@ TERMS: Final = (
     Term(
         "selective_recompute",
         "selective recomputation",
-        lambda problem, plan: any(stage.recompute.selective for stage in plan.virtual_stages),
+        lambda problem, plan: _selects(plan) and plan.layout.recompute_modules == NO_MODULES,
+        _recomputation(Phase.SELECTIVE),
+    ),
+    Term(
+        "recompute_modules",
+        "recomputation of named modules",
+        lambda problem, plan: _selects(plan) and plan.layout.recompute_modules != NO_MODULES,
         _recomputation(Phase.SELECTIVE),
     ),
     Term(

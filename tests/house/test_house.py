@@ -5,8 +5,8 @@ from __future__ import annotations
 from benchmarks.house import static_measures
 
 LIMITS = {
-    "modules": 361,
-    "lines": 104_010,
+    "modules": 362,
+    "lines": 104_390,
     "files in the largest folder": 13,
     "import circles": 0,
     "docstrings that open with What, Whether, The same, More or How": 2,

@@ -379,8 +379,9 @@ def test_ms_swift_takes_the_model_from_its_description() -> None:
     assert [stage.recompute.full for stage in found.plan.virtual_stages] == [model.num_layers]
     loose = read(SWIFT_SCRIPT.replace("--packing true", ""), model=model)
     assert any("at most as long" in note for note in loose.notes)
-    with pytest.raises(InvalidInputError, match="core_attn"):
-        read(SWIFT_SCRIPT.partition("--recompute_granularity")[0], model=model)
+    attention = read(SWIFT_SCRIPT.partition("--recompute_granularity")[0], model=model).plan
+    assert attention.layout.recompute_modules == "core_attn"
+    assert [stage.recompute.selective for stage in attention.virtual_stages] == [model.num_layers]
     with pytest.raises(InvalidInputError, match="--model"):
         read(SWIFT_SCRIPT)
     with pytest.raises(InvalidInputError, match="--max_length"):

@@ -346,7 +346,11 @@ def vpp_is_offered(problem: Problem, pp: int, vpp: int) -> bool:
 
 def _switches(problem: Problem, base: dict[str, int]) -> Iterator[Layout]:
     space, degrees = problem.space, range(1, base["tp"] * base["cp"] * base["dp"] + 1)
-    free = {"ulysses": range(1, base["cp"] + 1), "dp_replicate": range(1, base["dp"] + 1)}
+    free = {
+        "ulysses": range(1, base["cp"] + 1),
+        "dp_replicate": range(1, base["dp"] + 1),
+        "recompute_modules": problem.module_sets,
+    }
     switches = [
         dict(zip(EXECUTION, values, strict=True))
         for values in product(*(getattr(space, n) or free[n] for n in EXECUTION))

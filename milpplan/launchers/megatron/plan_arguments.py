@@ -24,19 +24,33 @@ from milpplan.launchers.megatron.flags import (
     has_indexer,
     model_arguments,
 )
+from milpplan.launchers.megatron.recomputation import (
+    granularity_of,
+    kept_notes,
+    read_counts,
+    read_modules,
+    recompute_arguments,
+)
 from milpplan.launchers.megatron.rules import (
     MEGATRON,
     Sizes,
-    kept_notes,
     mtp_layers,
-    recompute_arguments,
-    selective_modules,
     sizes_of,
     stage_sizes,
     stage_string,
 )
 from milpplan.launchers.records import Refusal, Section
-from milpplan.problem import Accelerator, HardwareSpec, Job, Layout, ModelSpec, Plan, Problem, validated
+from milpplan.problem import (
+    NO_MODULES,
+    Accelerator,
+    HardwareSpec,
+    Job,
+    Layout,
+    ModelSpec,
+    Plan,
+    Problem,
+    validated,
+)
 
 NEWEST = MEGATRON.versions[0]
 LACKS: dict[str, tuple[str, ...]] = {
@@ -133,7 +147,7 @@ def megatron_launch(problem: Problem, plan: Plan, version: str) -> Launch:
         **start_of(MEGATRON, version, problem, plan),
         environment=_environment(layout),
         sections=tuple(part for part in sections if part.arguments),
-        notes=_notes(problem, layout) + (kept_notes(model, job) if selective else ()),
+        notes=_notes(problem, layout) + (kept_notes(model, job, layout.recompute_modules) if selective else ()),
     )
 
 
@@ -390,13 +404,14 @@ def plan_of(given: Arguments, world: int, model: ModelSpec, job: Job) -> Plan:
         InvalidInputError: a plan cannot represent the stages or the recomputation.
     """
     sizes = sizes_of(given, world)
-    layout = _layout(given, sizes, job)
+    modules = read_modules(given, model, job) if granularity_of(given) == "selective" else NO_MODULES
+    layout = _layout(given, sizes, job, modules or NO_MODULES)
     layers, wrong = stage_sizes(given, sizes.layers, sizes.pp)
     if wrong:
         raise InvalidInputError(
             f"Stages: {wrong}.", "Expected stages that hold every layer once.", "Correct them."
         )
-    counts = _recomputes(given, model, job, layers)
+    counts = read_counts(given, layers, has_modules=modules != "")
     spans = pairwise(accumulate(layers, initial=0))
     stages = [
         {"layers": list(span), "recompute": recompute} for span, recompute in zip(spans, counts, strict=True)
@@ -405,7 +420,7 @@ def plan_of(given: Arguments, world: int, model: ModelSpec, job: Job) -> Plan:
     return validated(Plan, data, "the plan that the arguments describe")
 
 
-def _layout(given: Arguments, sizes: Sizes, job: Job) -> Layout:
+def _layout(given: Arguments, sizes: Sizes, job: Job, modules: str) -> Layout:
     vpp, replicas = sizes.vpp, sizes.cp * sizes.dp > 1
     zero = _zero_stage(given) * replicas
     reduces, gathers = given.given("--overlap-grad-reduce"), given.given("--overlap-param-gather")
@@ -427,6 +442,7 @@ def _layout(given: Arguments, sizes: Sizes, job: Job) -> Layout:
         "overlap_grad_reduce": (reduces and replicas) or zero >= 2,
         "overlap_param_gather": (gathers and zero > 0) or zero == 3,
         "tp_overlap": "ring" if given.given("--tp-comm-overlap") else "none",
+        "recompute_modules": modules,
         "ulysses": _ulysses(given, sizes),
         "rank_order": "tp-cp-pp-dp" if given.given("--use-tp-pp-dp-mapping") else "tp-cp-dp-pp",
     }
@@ -493,40 +509,6 @@ def _zero_stage(given: Arguments) -> int:
     given.given("--fsdp-manual-registration")
     names = {name: stage for stage, name in FSDP.items()} | {"no_shard": 0, "optim": 1}
     return names[strategy or "no_shard"]
-
-
-def _recomputes(given: Arguments, model: ModelSpec, job: Job, layers: tuple[int, ...]) -> list[dict[str, int]]:
-    granularity = given.text("--recompute-granularity")
-    if granularity is None and given.given("--recompute-activations"):
-        granularity = "selective"
-    if granularity == "selective":
-        _check_modules(given, model, job)
-        return [{"selective": size} for size in layers]
-    if granularity is None:
-        return [{} for _ in layers]
-    number = given.needed("--recompute-num-layers")
-    if given.text("--recompute-method") == "block":
-        return [{"full": min(number, size)} for size in layers]
-    if number > 1:
-        raise InvalidInputError(
-            f"--recompute-method uniform keeps the input of every {number}th layer alone.",
-            "Expected --recompute-num-layers 1: a plan keeps the input of every layer that is recomputed.",
-            "Use 1 to compare it as such a run.",
-        )
-    return [{"full": size} for size in layers]
-
-
-def _check_modules(given: Arguments, model: ModelSpec, job: Job) -> None:
-    """Check that selective recomputation lists the modules that an export writes."""
-    modules = set(given.texts("--recompute-modules")) or {"core_attn"}
-    supported = selective_modules(model, job)
-    if modules != set(supported):
-        meant = f"--recompute-modules {' '.join(supported)}" if supported else "none for a model of this kind"
-        raise InvalidInputError(
-            f"Selective recomputation of {', '.join(sorted(modules))} is not priced for this model and kernel.",
-            f"Expected {meant}: what selective recomputation means here.",
-            "Change the modules, or import it without recomputation to see the difference that they make at most.",
-        )
 
 
 RECIPES = {

@@ -194,10 +194,10 @@ def candidate_values(problem: Problem) -> dict[str, IntArray]:
             candidates[name] = np.array([1])
         elif name == "schedule":
             candidates[name] = np.array([column_value(name, word) for word in problem.schedules])
+        elif name in EXECUTION:
+            candidates[name] = np.array([column_value(name, value) for value in switch_values(problem, name)])
         elif name in WORDS:
             candidates[name] = np.array([column_value(name, word) for word in allowed or ()])
-        elif name in EXECUTION:
-            candidates[name] = np.array(switch_values(problem, name), dtype=np.int64)
         elif allowed is not None:
             candidates[name] = np.array(allowed, dtype=np.int64)
         else:

@@ -22,7 +22,7 @@ from milpplan.optimize.context import deferred, progress_unit, threshold
 from milpplan.optimize.layout.stage_options import fitting_step_ns
 from milpplan.optimize.search.closed_layouts import FATES, ClosedLayouts, PruneRecord
 from milpplan.optimize.space.layout_space import LayoutSpace
-from milpplan.optimize.space.plan_space import in_space
+from milpplan.optimize.space.plan_space import in_space, with_used_modules
 from milpplan.problem import Plan, Problem
 from milpplan.simulation import (
     BoolArray,
@@ -428,6 +428,8 @@ class Search:
         if step_time_ns > limit_ns:
             return
         value = step_time_ns * weight
+        if not self.context.options.forbid:
+            plan = with_used_modules(self.problem, plan)
         self.offered = with_plan(self.offered, value, plan)
         if value < self.best_value:
             self.best = (value, plan)

@@ -21,7 +21,7 @@ import numpy as np
 
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.search.best_first import Search
-from milpplan.optimize.space.plan_space import in_space
+from milpplan.optimize.space.plan_space import in_space, with_used_modules
 from milpplan.problem import Layout, Plan, VirtualStage
 from milpplan.simulation import usable_memory_bytes
 from milpplan.simulation.mixed_costs import ReplicaCosts
@@ -50,6 +50,7 @@ SWITCHES: Final = (
     "pp_scatter_gather",
     "gather_again",
     "recompute_vision",
+    "recompute_modules",
     "ulysses",
     "offload_weights",
     "offload_activations",
@@ -122,6 +123,8 @@ class _Choice:
     def offer(self, value: float, plan: Plan) -> None:
         """Take a plan if it is within the gap and simpler than the best, or as simple and faster."""
         if value <= self.limit:
+            if not self.search.context.options.forbid:
+                plan = with_used_modules(self.search.problem, plan)
             entry = simplicity(plan, self.untested), value, plan
             if self.best is None or entry[:2] < self.best[:2]:
                 self.best = entry

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from milpplan.problem import Layout, Plan, Problem, Recompute
+from milpplan.problem import NO_MODULES, Layout, Plan, Problem, Recompute
 from milpplan.simulation import IntArray
 from milpplan.simulation.bulk import uniform_plan
 
@@ -140,6 +140,18 @@ def in_space(problem: Problem, plan: Plan) -> bool:
     low, high = np.array(bounds).T
     within_bounds = bool(((low <= sizes) & (sizes <= high)).all())
     return within_bounds and recomputes_as_declared(problem, plan)
+
+
+def with_used_modules(problem: Problem, plan: Plan) -> Plan:
+    """Return a plan without modules of selective recomputation that no layer uses, if the space has such layouts.
+
+    Step and memory are the same: a layout's modules count for selectively recomputed layers alone.
+    """
+    named = plan.layout.recompute_modules
+    settings = (*(stage.recompute for stage in plan.virtual_stages), *plan.other_recompute)
+    if named == NO_MODULES or NO_MODULES not in problem.module_sets or any(part.selective for part in settings):
+        return plan
+    return plan.model_copy(update={"layout": plan.layout.model_copy(update={"recompute_modules": NO_MODULES})})
 
 
 def in_parts(problem: Problem) -> bool:

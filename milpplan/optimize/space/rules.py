@@ -35,6 +35,7 @@ from milpplan.optimize.space.layout_space import (
     num_rows,
 )
 from milpplan.problem import (
+    MODULE_SETS,
     PAIRED_SCHEDULES,
     RANK_ORDERS,
     SCHEDULES,
@@ -68,7 +69,7 @@ if TYPE_CHECKING:
     from milpplan.launchers.capabilities import Capability
 
 EXECUTION = (
-    *("tp_overlap", "pp_scatter_gather", "gather_again", "recompute_vision", "ulysses"),
+    *("tp_overlap", "pp_scatter_gather", "gather_again", "recompute_vision", "recompute_modules", "ulysses"),
     *(*OFFLOADS, "dp_replicate"),
 )
 NO_TILES, RING, PIPELINED = map(TP_OVERLAPS.index, ("none", "ring", "pipelined"))
@@ -77,12 +78,15 @@ NO_TILES, RING, PIPELINED = map(TP_OVERLAPS.index, ("none", "ring", "pipelined")
 def switch_values(problem: Problem, name: str) -> Sequence[int | str]:
     """Return the values of a switch in the space.
 
-    ``recompute_vision`` is off without images to recompute. Where the space leaves them open: all numbers that
+    ``recompute_vision`` is off without images to recompute, ``recompute_modules`` without selective recomputation.
+    Where the space leaves them open: all numbers that
     divide the heads for ``ulysses``, all numbers up to the GPUs for ``dp_replicate``, of which the rules keep the
     divisors of dp.
     """
     if name == "recompute_vision" and not problem.recomputes_vision:
         return (False,)
+    if name == "recompute_modules":
+        return problem.module_sets
     values: tuple[int | str, ...] | None = getattr(problem.space, name)
     if values is not None:
         return values
@@ -90,6 +94,12 @@ def switch_values(problem: Problem, name: str) -> Sequence[int | str]:
         return range(1, max(problem.job.num_gpus_values) + 1)
     heads = problem.model.common_heads
     return [number for number in range(1, heads + 1) if heads % number == 0]
+
+
+def _priced_modules(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
+    """Require modules that some layer has, none inside another, and inputs that are gathered again."""
+    priced = np.array([problem.prices_modules(modules) for modules in MODULE_SETS])
+    return np.asarray(priced[c["recompute_modules"]] & ((c["recompute_modules"] == 0) | (c["gather_again"] == 1)))
 
 
 def asked_switches(problem: Problem) -> dict[str, IntArray]:
@@ -175,6 +185,7 @@ EXECUTION_RULES: dict[str, Rule] = {
     ),
     "kept_gathered_needs_sequence_parallel": lambda p, c: (c["gather_again"] == 1) | (c["sequence_parallel"] == 1),
     "recomputed_vision_needs_images": lambda p, c: (c["recompute_vision"] == 0) | p.recomputes_vision,
+    "recompute_modules_of_the_model": _priced_modules,
     "scatter_gather_needs_whole_activations": lambda p, c: (
         (c["pp_scatter_gather"] == 0) | ((c["tp"] > 1) & (c["pp"] > 1) & (c["sequence_parallel"] == 0))
     ),

@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Final
 
 from milpplan.calibration.error_bars import ErrorBar
-from milpplan.problem import Layout, Plan, Problem, VirtualStage
+from milpplan.problem import NO_MODULES, Layout, Plan, Problem, VirtualStage
 from milpplan.reports.blocks import Block, Cell, Fact, Pair, Paragraph, Span, Table
 from milpplan.reports.words.plan_words import cluster_text, hybrid_text, node_types_text, replicas_text
 from milpplan.reports.words.result_words import error_bar_text, evidence_text
@@ -151,6 +151,8 @@ def execution_words(layout: Layout) -> Iterator[str]:
         yield "inputs stay gathered"
     if layout.recompute_vision:
         yield "the vision encoder recomputes its layers"
+    if layout.recompute_modules != NO_MODULES:
+        yield f"selective recomputation replays {layout.recompute_modules.replace('+', ', ')}"
     if layout.ulysses > 1:
         yield f"heads exchanged by all-to-alls: ulysses={layout.ulysses}"
     parts = [name for name in ("weights", "activations", "optimizer") if getattr(layout, f"offload_{name}")]

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from milpplan.plugins import plugin_title
-from milpplan.problem import RANK_ORDERS, Layout, Plan, Problem, Rollout, Schedule, Space
+from milpplan.problem import NO_MODULES, RANK_ORDERS, Layout, Plan, Problem, Rollout, Schedule, Space
 from milpplan.problem.hardware import OWN_COST_MODEL
 from milpplan.problem.problem import NOT_LISTS
 from milpplan.simulation import StepReport
@@ -242,8 +242,10 @@ def _recompute(problem: Problem, plan: Plan) -> Iterator[str]:
     if not full and not selective:
         yield "Nothing is recomputed: all activations are kept until their backward."
         return
+    modules, cheap = plan.layout.recompute_modules, "activations that are cheap to compute"
+    replayed = cheap if modules == NO_MODULES else modules.replace("+", ", ")
     meanings = {
-        "selective": (selective, "activations that are cheap to compute are computed twice"),
+        "selective": (selective, f"{replayed} are computed twice"),
         "full": (full, "only inputs are kept, and forwards run twice"),
     }
     for mode, (number, meaning) in meanings.items():
@@ -300,7 +302,7 @@ def hybrid_text(layout: Layout) -> str:
 DEGREES: Final = (
     *("num_gpus", "global_batch_size", "tp", "cp", "ep", "etp", "pp", "vpp", "dp", "micro_batch_size"),
     *("zero_stage", "schedule", "sequence_parallel", "overlap_grad_reduce", "overlap_param_gather"),
-    *("tp_overlap", "pp_scatter_gather", "gather_again", "recompute_vision", "ulysses"),
+    *("tp_overlap", "pp_scatter_gather", "gather_again", "recompute_vision", "recompute_modules", "ulysses"),
     *("offload_weights", "offload_activations", "offload_optimizer", "dp_replicate", "rank_order", "node_order"),
 )
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from milpplan.errors import InvalidInputError
 from milpplan.problem import (
+    MODULE_SETS,
     SCHEDULES,
     V_SCHEDULES,
     Layout,
@@ -506,6 +507,9 @@ def _rules(problem: Problem, c: LayoutColumns) -> Iterator[BoolArray]:
             yield (c.cp == 1) | (heads % (c.tp * c.cp) == 0)
     yield job.sequence_length % c.cp == 0
     heads = problem.model.common_heads
+    if c.any_of("recompute_modules"):
+        priced = np.array([problem.prices_modules(modules) for modules in MODULE_SETS])
+        yield priced[c.recompute_modules] & ((c.recompute_modules == 0) | c.gather_again)
     yield (c.ulysses == 1) | ((c.cp % c.ulysses == 0) & (heads % (c.tp * c.ulysses) == 0))
     experts = [kind.mlp.num_experts for kind in problem.model.kinds if isinstance(kind.mlp, MixtureOfExperts)]
     expert_ranks = c.ep * c.etp

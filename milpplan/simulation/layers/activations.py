@@ -31,6 +31,7 @@ from milpplan.problem import (
     MixtureOfExperts,
     NoBlock,
     Problem,
+    RecomputeModule,
 )
 from milpplan.problem.model import Attention
 from milpplan.simulation import FloatArray, LayoutColumns
@@ -100,8 +101,48 @@ def layer_activations(problem: Problem, kind: LayerRun, columns: LayoutColumns) 
         selective = mixer_input + mlp_input + attention_dropped + mlp_dropped + norms
     else:
         selective = attention_dropped
+    if columns.any_of("recompute_modules"):
+        selective = np.where(columns.recompute_modules > 0, _module_bytes(shard, kind), selective)
     workspace = np.maximum(workspace, _mixer_workspace(shard, kind))
     return LayerActivations(kept, selective, kept - stream, workspace + stream)
+
+
+def _module_bytes(shard: Shard, kind: LayerRun) -> FloatArray:
+    """Count the bytes that the modules of ``Layout.recompute_modules`` drop.
+
+    ``layernorm``: 2 u h/r for experts, and the input of the projections of latent attention. ``mla_up_proj``:
+    expanded queries, keys and values. ``core_attn``: scores, or with flash attention its statistics. ``moe_act``:
+    the input of the experts' last product. ``shared_experts``, ``mlp``, ``moe``: all but the input of the block.
+
+    Source: Megatron-LM at d98e8a64, core/transformer/transformer_layer.py, core/transformer/attention.py,
+    core/transformer/multi_latent_attention.py, core/transformer/moe/moe_layer.py and moe/experts.py: modules keep
+    their inputs; layernorm, moe_act and mla_up_proj free their outputs until the backward needs them.
+    """
+    mixer, mlp, job, tokens = kind.attention, kind.mlp, shard.problem.job, shard.tokens
+    stream = tokens * shard.hidden / shard.sequence_tp
+    copies = shard.problem.hardware.software.norm_kept_bytes * stream
+    block_input = BF16_BYTES * stream
+    dropped: dict[RecomputeModule, FloatArray] = {}
+    if "core_attn" in kind.recompute_modules:
+        assert isinstance(mixer, GroupedQueryAttention | LatentAttention)
+        statistics = 4 * tokens * mixer.num_attention_heads / shard.tp + _exchanged_outputs(shard, mixer)
+        dropped["core_attn"] = statistics if job.attention_kernel == "flash" else _attention(shard, kind)[1]
+    if isinstance(mixer, LatentAttention):
+        dropped["layernorm"] = _input_bytes(shard.problem) * stream + copies
+        widths = 2 * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim) + mixer.v_head_dim
+        dropped["mla_up_proj"] = BF16_BYTES * tokens * mixer.num_attention_heads / shard.tp * widths
+    if isinstance(mlp, MixtureOfExperts):
+        dropped["layernorm"] = dropped.get("layernorm", 0.0) + block_input + copies
+        width = mlp.intermediate_size / shard.columns.etp
+        dropped["moe_act"] = _input_bytes(shard.problem) * routed_rows(shard, mlp) * width
+        dropped["moe"] = _mlp(shard, kind)[0] - block_input
+        shared = DenseMlp(intermediate_size=mlp.shared_intermediate_size or 1, gated=mlp.gated)
+        # Router and shared expert keep the same tensor; fp8 keeps a separate copy.
+        dropped["shared_experts"] = _dense(shard, shared)[0] - (block_input if job.precision == "bf16" else 0.0)
+    if isinstance(mlp, DenseMlp):
+        dropped["mlp"] = _dense(shard, mlp)[0] + copies
+    named = [np.where(shard.columns.recomputes(name), dropped[name], 0.0) for name in kind.recompute_modules]
+    return np.asarray(np.sum([np.zeros_like(tokens), *named], axis=0))
 
 
 def _mixer_workspace(shard: Shard, kind: LayerRun) -> FloatArray:

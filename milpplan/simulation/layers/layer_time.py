@@ -108,7 +108,7 @@ def layer_tally(
 ) -> Tally:
     """Sum the operators of one layer in milpplan's own cost model, with the calls of its collectives."""
     shard = Shard.of(problem, columns, core)
-    tally = Tally.empty(columns.split_backward, kind.num_blocks)
+    tally = Tally.empty(columns, kind.num_blocks)
     _norms_and_residuals(shard, kind, tally)
     if isinstance(kind.attention, LatentAttention):
         _latent_attention(shard, kind.attention, tally)
@@ -117,9 +117,11 @@ def layer_tally(
     elif isinstance(kind.attention, LinearRecurrence):
         recurrence.add_recurrence(shard, kind.attention, tally)
     if isinstance(kind.mlp, MixtureOfExperts):
-        _mixture_of_experts(shard, kind.mlp, tally)
+        with tally.module("moe"):
+            _mixture_of_experts(shard, kind.mlp, tally)
     elif isinstance(kind.mlp, DenseMlp):
-        _dense_mlp(shard, kind.mlp, tally)
+        with tally.module("mlp"):
+            _dense_mlp(shard, kind.mlp, tally)
     if has_operator_checkpoints(problem, kind):
         _replayed_products(shard, kind, tally)
     _wait_for_launches(shard, tally)
@@ -214,6 +216,10 @@ def _norms_and_residuals(shard: Shard, kind: LayerRun, tally: Tally) -> None:
     flash = shard.problem.job.attention_kernel == "flash"
     for _ in range(kind.num_norms):
         tally.compute(norm, 1.5 * norm, selective=flash)
+    # The norm before a dense MLP is part of its first product, and so of the module.
+    own = isinstance(kind.attention, LatentAttention) + isinstance(kind.mlp, MixtureOfExperts)
+    tally.replayed_by("layernorm", Part.COMPUTE, own * norm)
+    tally.replayed_by("mlp", Part.COMPUTE, isinstance(kind.mlp, DenseMlp) * norm)
     residual = shard.memory_bound(3 * BF16_BYTES * elements)
     tally.compute(kind.num_blocks * residual, kind.num_blocks * residual)
 
@@ -255,7 +261,8 @@ def _grouped_query_attention(shard: Shard, attention: GroupedQueryAttention, tal
             shard.memory_bound(5 * BF16_BYTES * tokens * out_width),
         )
     linear_pair(shard, tally, (qkv,), out)
-    _core_attention(shard, tally, attention, BF16_BYTES * tokens * kv_width)
+    with tally.module("core_attn"):
+        _core_attention(shard, tally, attention, BF16_BYTES * tokens * kv_width)
 
 
 def has_operator_checkpoints(problem: Problem, kind: LayerRun) -> bool:
@@ -327,10 +334,25 @@ def _latent_attention(shard: Shard, attention: LatentAttention, tally: Tally) ->
     kv_up = shard.gemm(tokens, kv_width, attention.kv_lora_rank, {"kv_b_proj": kv_width})
     flash = shard.problem.job.attention_kernel == "flash"
     up_backward = q_up.dgrad + q_up.wgrad + kv_up.dgrad + kv_up.wgrad
-    tally.compute(q_up.forward + kv_up.forward, up_backward, q_up.wgrad + kv_up.wgrad, selective=flash)
+    with tally.module("mla_up_proj"):
+        tally.compute(q_up.forward + kv_up.forward, up_backward, q_up.wgrad + kv_up.wgrad, selective=flash)
+    tally.replayed_by("mla_up_proj", Part.COMPUTE, rope)
+    gather = collectives.all_gather_s(
+        shard.problem.hardware, latent_input_bytes(shard, attention), *placement.tensor(shard.columns)
+    )
+    tally.replayed_by("mla_up_proj", Part.TP, np.where(shard.columns.sequence_parallel, gather, 0.0))
     linear_pair(shard, tally, (q_up, kv_up), out)
     ring_bytes = BF16_BYTES * tokens * heads * (qk_dim + attention.v_head_dim)
-    _core_attention(shard, tally, attention, ring_bytes)
+    with tally.module("core_attn"):
+        _core_attention(shard, tally, attention, ring_bytes)
+
+
+def latent_input_bytes(shard: Shard, attention: LatentAttention) -> FloatArray:
+    """Size the inputs of the up projections of latent attention, which a replay with sequence parallelism gathers.
+
+    Source: Megatron-LM at d98e8a64, core/transformer/multi_latent_attention.py (qkv_up_proj_and_rope_apply).
+    """
+    return shard.operand_bytes * shard.tokens * ((attention.q_lora_rank or shard.hidden) + attention.kv_lora_rank)
 
 
 def _sparse_attention(shard: Shard, attention: LatentAttention, indexer: Indexer, tally: Tally) -> None:
@@ -567,7 +589,8 @@ def _mixture_of_experts(shard: Shard, moe: MixtureOfExperts, tally: Tally) -> No
     tally.compute(forward, backward, up_weight + down_weight)
     activation = shard.memory_bound(BF16_BYTES * rows * width * (matrices + 1))
     activation_back = shard.memory_bound(BF16_BYTES * rows * width * (2 * matrices + 1))
-    tally.compute(activation, activation_back, selective=shard.problem.job.attention_kernel == "flash")
+    with tally.module("moe_act"):
+        tally.compute(activation, activation_back, selective=shard.problem.job.attention_kernel == "flash")
     sent = BF16_BYTES * local * moe.num_experts_per_tok * hidden / hardware.software.dispatch_efficiency
     copies = float(moe.num_experts_per_tok) if hardware.software.deduplicated_dispatch else None
     ep_group, etp_group = placement.expert(columns), placement.expert_tensor(columns)
@@ -578,7 +601,8 @@ def _mixture_of_experts(shard: Shard, moe: MixtureOfExperts, tally: Tally) -> No
         tally.exposed(Part.EP, phase, 2 * exchange + gather + scatter)
     tally.calls(2, 2, call_s(hardware, *ep_group) + call_s(hardware, *etp_group))
     if moe.shared_intermediate_size:
-        _dense_mlp(shard, DenseMlp(intermediate_size=moe.shared_intermediate_size, gated=moe.gated), tally)
+        with tally.module("shared_experts"):
+            _dense_mlp(shard, DenseMlp(intermediate_size=moe.shared_intermediate_size, gated=moe.gated), tally)
 
 
 class LayerModel(Protocol):

@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
 
-from milpplan.problem import TP_OVERLAPS, Problem
+from milpplan.problem import TP_OVERLAPS, Problem, RecomputeModule
 from milpplan.problem.model import LinearModule
 from milpplan.simulation import BoolArray, FloatArray, LayoutColumns
 from milpplan.simulation.layers import kernels
@@ -126,18 +127,38 @@ class Tally:
     """[Part, Phase, num_layouts]."""
     called_s: FloatArray
     """Seconds that the host needs to call the layer's collectives, [Phase, num_layouts]."""
+    columns: LayoutColumns
     split: BoolArray
     """[num_layouts] True where the schedule runs weight gradients apart from the backward."""
     any_split: bool
     """True if ``split`` is true for some layout."""
+    by_module: bool
+    """True if some layout names the modules that selective recomputation replays."""
     num_blocks: int
     """Blocks of the layer: its token mixer and its feed-forward block."""
 
     @staticmethod
-    def empty(split: BoolArray, num_blocks: int) -> Tally:
+    def empty(columns: LayoutColumns, num_blocks: int) -> Tally:
         """Start a tally with all times zero."""
-        seconds = np.zeros((len(Part), len(Phase), len(split)))
-        return Tally(seconds, np.zeros((len(Phase), len(split))), split, bool(split.any()), num_blocks)
+        split, num = columns.split_backward, len(columns)
+        seconds, called = np.zeros((len(Part), len(Phase), num)), np.zeros((len(Phase), num))
+        by_module = columns.any_of("recompute_modules")
+        return Tally(seconds, called, columns, split, bool(split.any()), by_module, num_blocks)
+
+    @contextmanager
+    def module(self, name: RecomputeModule) -> Iterator[None]:
+        """Mark the operators that a module holds: layouts that name it replay their forward, communication
+        included."""
+        before = self.seconds[:, Phase.FORWARD].copy() if self.by_module else None
+        yield
+        if before is not None:
+            added = self.seconds[:, Phase.FORWARD] - before
+            self.seconds[:, Phase.SELECTIVE] += np.where(self.columns.recomputes(name), added, 0.0)
+
+    def replayed_by(self, name: RecomputeModule, part: Part, seconds: FloatArray) -> None:
+        """Add the replay of an operator of a module that is marked nowhere."""
+        if self.by_module:
+            self.seconds[part, Phase.SELECTIVE] += np.where(self.columns.recomputes(name), seconds, 0.0)
 
     def compute(
         self,
@@ -165,7 +186,8 @@ class Tally:
             self.replayed(forward)
 
     def replayed(self, seconds: FloatArray) -> None:
-        """Add compute that selective recomputation replays."""
+        """Add compute that selective recomputation replays, unless a layout names modules."""
+        seconds = np.where(self.columns.recompute_modules > 0, 0.0, seconds) if self.by_module else seconds
         self.seconds[Part.COMPUTE, Phase.SELECTIVE] += seconds
 
     def calls(
