@@ -93,7 +93,7 @@ def test_it_is_the_version_that_is_named() -> None:
     program()
     if VERSION == "0.3.1":
         assert version("megatron-bridge") == VERSION
-    assert import_module("megatron.core").__version__ == CORES[VERSION]
+    assert import_module("megatron.core").__version__.split("+")[0] == CORES[VERSION]
 
 
 def test_it_takes_every_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
