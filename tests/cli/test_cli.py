@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import milpplan
-from milpplan.cli import solving
 from milpplan.cli.app import app
 from milpplan.errors import SolverError
+from milpplan.optimize import solve as optimizer
 from milpplan.problem import SCHEDULES
 from milpplan.reports import files
 from milpplan.reports.documents import PlanFile, ResultDocument, SimulationDocument, document_text, plan_document
@@ -136,7 +136,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
 
 def test_ctrl_c_before_the_search_exits_with_five(monkeypatch: pytest.MonkeyPatch) -> None:
     """No traceback, one line."""
-    monkeypatch.setattr(solving, "solve_problem", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(optimizer, "solve", raising(KeyboardInterrupt()))
     result = run(*SOLVE)
     assert result.exit_code == 5
     assert result.stderr.splitlines() == ["Interrupted before anything was found."]
@@ -144,7 +144,7 @@ def test_ctrl_c_before_the_search_exits_with_five(monkeypatch: pytest.MonkeyPatc
 
 def test_an_internal_failure_exits_with_six(monkeypatch: pytest.MonkeyPatch) -> None:
     """One paragraph with the version and how to report; the traceback only with --debug."""
-    monkeypatch.setattr(solving, "solve_problem", raising(RuntimeError("boom")))
+    monkeypatch.setattr(optimizer, "solve", raising(RuntimeError("boom")))
     result = run(*SOLVE)
     assert result.exit_code == 6
     assert f"milpplan {milpplan.__version__}: RuntimeError: boom" in result.stderr
@@ -155,7 +155,7 @@ def test_an_internal_failure_exits_with_six(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_lying_solver_exits_with_six(monkeypatch: pytest.MonkeyPatch) -> None:
     """A solver that contradicts the re-check is no mistake of the user."""
-    monkeypatch.setattr(solving, "solve_problem", raising(SolverError("a", "b, and more of it", "c, and more")))
+    monkeypatch.setattr(optimizer, "solve", raising(SolverError("a", "b, and more of it", "c, and more")))
     refused(run(*SOLVE), 6)
 
 
@@ -282,7 +282,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No directory, a directory, standard output's name, a file system that refuses: nobody waits for it."""
-    monkeypatch.setattr(solving, "solve_problem", raising(AssertionError("it was solved")))
+    monkeypatch.setattr(optimizer, "solve", raising(AssertionError("it was solved")))
     for out in (tmp_path / "none" / "plan.json", tmp_path, Path("-"), tmp_path / ("x" * 300)):
         assert "cannot be written" in refused(run(*SOLVE, "--out", str(out)))
     monkeypatch.setattr(files, "TemporaryFile", raising(OSError("read-only file system")))
@@ -294,7 +294,7 @@ def test_a_search_that_no_solver_can_finish_says_so(monkeypatch: pytest.MonkeyPa
     """Neither stopped nor proved: exit code 4, the gap that is proved, and not a word of a stop; a search that
     the limit ended is not told that."""
     result = replace(milpplan.solve(small_problem()), status="feasible", gap=1e-7)
-    monkeypatch.setattr(solving, "solve_problem", lambda problem, options: result)
+    monkeypatch.setattr(optimizer, "solve", lambda problem, options: result)
     ended = run(*SOLVE, "--gap", "0")
     assert ended.exit_code == 4
     assert "proof     best plan so far, not proved within 0 for cost model" in ended.stdout
