@@ -7,7 +7,10 @@ import os
 import signal
 import sys
 from collections import Counter
+from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -28,6 +31,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # where PYTHONDONTWRITEBYTECODE would have every run do it anew. What is kept is in __pycache__, which git ignores.
 sys.dont_write_bytecode = False
 
+MAX_KEPT_LAYOUTS, MAX_KEPT_TABLES = 2_000, 2_000
+"""Constants of more layouts, or more tables of them, are not kept."""
+RUNNING = SimpleNamespace(patches=False)
+"""The running test: whether it may patch functions."""
 OUTCOMES = "MILPPLAN_TEST_OUTCOMES"
 """The variable that names a file: ``passed ID`` or ``failed ID`` is added to it as soon as a test has ended."""
 
@@ -77,6 +84,33 @@ def error_bars_simulated_once() -> None:
     if error_bars is not None:
         cached = functools.cache(error_bars.step_times_s)  # type: ignore[attr-defined]
         error_bars.step_times_s = lambda problem, plans: cached(problem, tuple(plans))  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def costs_computed_once() -> None:
+    """Tests solve the same small problems with other options, solvers and interrupts, and a third of that is the
+    constants of the same layouts: they are computed once. A test that patches something computes its own."""
+    layout_costs = sys.modules.get("milpplan.simulation.layout_costs")
+    if layout_costs is None:
+        return
+    compute, known = layout_costs._constants, {}
+
+    def constants(problem: Any, columns: Any) -> Any:
+        if RUNNING.patches or len(columns) > MAX_KEPT_LAYOUTS:
+            return compute(problem, columns)
+        key = problem, *(getattr(columns, field.name).tobytes() for field in fields(columns))
+        if key not in known:
+            if len(known) == MAX_KEPT_TABLES:
+                known.clear()
+            known[key] = compute(problem, columns)
+        return known[key]
+
+    layout_costs._constants = constants  # type: ignore[attr-defined]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Note whether the test may patch what others call."""
+    RUNNING.patches = "monkeypatch" in getattr(item, "fixturenames", ())
 
 
 @pytest.hookimpl(trylast=True)
