@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 import threading
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -166,10 +167,16 @@ def pids(early: pytest.MonkeyPatch) -> list[int]:
     return started
 
 
+@cache
+def whole_answer(problem: Problem) -> PlanResult:
+    """The answer of one process."""
+    return solve(problem, workers=1, gap=0, any_chunks=False)
+
+
 def test_real_processes_answer_and_end(shared: Problem, pids: list[int]) -> None:
     """The answer of one process, and none is left."""
-    alone, together = (solve(shared, workers=workers, gap=0, any_chunks=False) for workers in (1, 3))
-    assert all_facts(alone) == all_facts(together)
+    together = solve(shared, workers=3, gap=0, any_chunks=False)
+    assert all_facts(whole_answer(shared)) == all_facts(together)
     assert pids
     assert not any(map(is_alive, pids))
 
@@ -178,7 +185,7 @@ def test_real_processes_answer_and_end(shared: Problem, pids: list[int]) -> None
 def test_stopping_ends_the_processes(how: str, shared: Problem, pids: list[int]) -> None:
     """Cancelled, interrupted by a callback or out of time once a process works: the best plan so far with its
     bound, and no process left."""
-    whole = solve(shared, workers=1, gap=0, any_chunks=False)
+    whole = whole_answer(shared)
     assert whole.objective is not None
     limit: dict[str, Any] = {"time limit": {"time_limit_s": 0.05}, "cancelled": {"cancelled": lambda: bool(pids)}}
 
