@@ -374,10 +374,10 @@ def layer_durations_ns(problem: Problem, columns: LayoutColumns) -> IntArray:
 
     A lower bound of ``LayoutCosts.duration_ns``, which adds what ZeRO 2 and 3 send beside the layer.
     """
-    seconds = np.empty((len(problem.model.kinds), len(Part), len(Phase), len(columns)))
+    seconds = np.empty((len(problem.model.kinds), EXPOSED.stop - EXPOSED.start, len(Phase), len(columns)))
     for row, kind in enumerate(problem.model.kinds):
-        seconds[row] = layer_seconds(problem, kind, columns)
-    return np.asarray(_ns(seconds)[:, EXPOSED].sum(axis=1))
+        seconds[row] = layer_seconds(problem, kind, columns)[EXPOSED]
+    return np.asarray(_ns(seconds).sum(axis=1))
 
 
 def least_layer_ns(problem: Problem, columns: LayoutColumns) -> IntArray:
@@ -645,17 +645,25 @@ def distinct_layers(problem: Problem, columns: LayoutColumns) -> tuple[IntArray,
     """Find representatives and inverse (``unique_rows``) of the layouts with distinct layers.
 
     In milpplan's own cost model, the times of a layer depend on the order of ranks only through the positions of
-    its groups in the network. If all groups but the tensor-parallel groups have a single rank, the key is the
-    position of these groups on each node type, which is the same for many strides.
+    its groups in the network. These are the key, because they are the same for many strides.
     """
-    has_other_groups = any((getattr(columns, name) > 1).any() for name in ("cp", "ep", "etp"))
-    if has_other_groups or not columns.rank_order.any() or not has_own_times(problem):
+    if not columns.rank_order.any() or not has_own_times(problem):
         return distinct(columns, LAYER_KEYS, ("rank_order", "dp", "pp"))
-    group = placement.tensor(columns)
-    positions = [group_place(hardware, group.size, group.stride) for hardware in problem.node_types]
-    keys = [
-        key
-        for position in positions
-        for key in (position.members, position.domains, position.one_rail, *(position.beyond or ()))
-    ]
-    return unique_rows(*(getattr(columns, name) for name in LAYER_KEYS), *keys)
+    return unique_rows(*(getattr(columns, name) for name in LAYER_KEYS), *layer_positions(problem, columns))
+
+
+def layer_positions(problem: Problem, columns: LayoutColumns) -> list[IntArray]:
+    """Return numbers that tell apart the positions of the groups that exchange data inside a layer, [n] each.
+
+    A ring sends between neighbours, so that the stride of the context-parallel groups counts, not their position
+    alone. Groups of a single rank have no position.
+    """
+    context = placement.context(columns)
+    keys = [np.where(context.size > 1, context.stride, 0)]
+    for group in (placement.tensor(columns), placement.expert(columns), placement.expert_tensor(columns)):
+        alone = group.size == 1
+        for hardware in problem.node_types:
+            position = group_place(hardware, group.size, group.stride)
+            numbers = (position.members, position.domains, position.one_rail, *(position.beyond or ()))
+            keys += [np.where(alone, 0, number) for number in numbers]
+    return keys

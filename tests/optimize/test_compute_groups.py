@@ -19,6 +19,7 @@ from milpplan.optimize.search.closed_layouts import (
     FATES,
     BlockClasses,
     ComputeGroups,
+    PlacedClasses,
     compute_values,
     fitting_blocks,
     kernel_space,
@@ -62,7 +63,7 @@ def opened(gpus: int = 16, model: str = "gpt3-175b", **space: Any) -> Problem:
         model=load_model(model),
         hardware=load_hardware("dgx-a100-80"),
         job=Job(num_gpus=gpus, global_batch_size=32, sequence_length=2048),
-        space=Space(kind="uniform", **OPEN | space),
+        space=Space(**{"kind": "uniform"} | OPEN | space),
     )
 
 
@@ -263,6 +264,7 @@ def test_a_large_space_is_bounded_before_it_is_taken_apart() -> None:
     assert known.report is not None
     assert search.best[0] == known.report.step_time_ns
     assert search.explored.closed.state.whole.mean() > 0.5
+    assert search.explored.closed.placed.any()
     assert search.prune_record().count("open") == 0
     again = search.explored.closed.closed_again()
     assert not again.state.opened.any()
@@ -294,3 +296,47 @@ def test_layers_that_count_as_one_take_as_long(hardware: str) -> None:
     few = layer_durations_ns(problem, columns.take(rows))
     assert np.array_equal(few[..., place[sample]], layer_durations_ns(problem, columns.take(sample)))
     assert len(rows) < len(columns) // 8
+
+
+WITH_EXPERTS: dict[str, Any] = {
+    "kind": "free",
+    "rank_order": RANK_ORDERS,
+    "ulysses": None,
+    "zero_stage": (1,),
+    "offload_optimizer": (False,),
+    "pp_scatter_gather": (False,),
+    "micro_batch_size": (1,),
+}
+"""All places of all groups, with experts."""
+
+
+@pytest.mark.parametrize("hardware", ["dgx-h100", "l40s"])
+def test_layers_with_experts_that_count_as_one_take_as_long(hardware: str) -> None:
+    """Rings, exchanges of heads and of tokens too: where all groups of a layer lie alike, layers take as long."""
+    few_switches = WITH_EXPERTS | {"tp_overlap": ("ring",), "gather_again": (True,), "ulysses": (1, 2)}
+    problem = opened(gpus=64, model="qwen3-30b-a3b", schedule=("1f1b", "dualpipe-v"), **few_switches)
+    problem = problem.model_copy(update={"hardware": load_hardware(hardware)})
+    space = layout_space(problem)
+    columns = space.take(np.random.default_rng(2).permutation(len(space))[:4000])
+    rows, place = distinct_layers(problem, columns)
+    few = layer_durations_ns(problem, columns.take(rows))
+    assert np.array_equal(few[..., place], layer_durations_ns(problem, columns))
+    assert len(rows) < 0.8 * len(columns)
+
+
+@pytest.mark.parametrize("schedules", [("1f1b", "interleaved"), ("zb-h1", "dualpipe-v"), SCHEDULES])
+def test_bounds_of_placed_blocks_hold_for_each_of_their_layouts(schedules: tuple[str, ...]) -> None:
+    """What a block's layers send raises its bound, yet to no more than the least bound of its layouts."""
+    problem = opened(gpus=16, model="qwen3-30b-a3b", schedule=schedules, vpp=(1, 2), **WITH_EXPERTS)
+    space = layout_space(problem)
+    blocks = np.flatnonzero(space.sizes)[::3]
+    bounds = PlacedClasses.of(problem, space, blocks).bounds_ns(problem, lambda: False)
+    families = space.families_of(blocks)
+    own = cluster_compute_bounds(problem, families)
+    least = np.full(len(blocks), np.inf)
+    np.minimum.at(least, np.repeat(np.arange(len(blocks)), space.num_families[blocks]), own)
+    assert (bounds <= least * (1 + 1e-9)).all()
+    assert (bounds > 0.6 * least).mean() > 0.5
+    classes = BlockClasses.of(problem, space)
+    kernels = classes.least_ns(problem, kernel_space(space), np.arange(len(classes.first)))[classes.key[blocks]]
+    assert (bounds > 1.2 * kernels).any()

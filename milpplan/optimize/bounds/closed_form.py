@@ -128,6 +128,21 @@ def compute_bounds(problem: Problem, columns: LayoutColumns, placed: bool = True
     return np.asarray(np.maximum(bound, forward + backward) * SAFETY)
 
 
+def layers_work_ns(problem: Problem, columns: LayoutColumns) -> FloatArray:
+    """Return the time of the forwards and backwards of a micro-batch in all layers, [n] ns: alone or, where the
+    schedules run pairs, in pairs and from below."""
+    rows, inverse = distinct_layers(problem, columns)
+    part = columns.take(rows)
+    counts = np.bincount(np.array(problem.model.layer_kinds)).astype(np.float64)
+    if part.runs_pairs.all():
+        work = least_paired_ns(problem, part).sum(axis=1)
+    else:
+        layers = layer_durations_ns(problem, part)
+        weight = np.where(part.split_backward, layers[:, Phase.WEIGHT], 0)
+        work = layers[:, Phase.FORWARD] + layers[:, Phase.BACKWARD] + weight
+    return over_kinds(counts, work.astype(np.float64))[inverse]
+
+
 def layout_bounds(problem: Problem, columns: LayoutColumns, costs: CostTable) -> LayoutBounds:
     """Return lower bounds of every layout, valid for the problem's space."""
     time, memory = np.zeros(len(columns)), np.zeros(len(columns))

@@ -29,22 +29,34 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.optimize.bounds.closed_form import SAFETY, compute_bounds
+from milpplan.optimize.bounds.closed_form import SAFETY, compute_bounds, layers_work_ns
 from milpplan.optimize.bounds.cluster_bounds import cluster_compute_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_compute_bounds
 from milpplan.optimize.context import BUDGET, Budget, objective_weights
-from milpplan.optimize.space.layout_space import Alike, LayoutSpace, Stop, chosen_rows, within
-from milpplan.problem import Problem
-from milpplan.simulation import BoolArray, FloatArray, IntArray, least_held_bytes, unique_rows, usable_memory_bytes
+from milpplan.optimize.space.layout_space import Alike, Choices, LayoutSpace, Stop, chosen_rows, within
+from milpplan.problem import PAIRED_SCHEDULES, SCHEDULES, SPLIT_SCHEDULES, Problem
+from milpplan.simulation import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    ascending,
+    least_held_bytes,
+    unique_rows,
+    usable_memory_bytes,
+)
 from milpplan.simulation.layers.layer_time import has_own_times
 from milpplan.simulation.layout_columns import LAYER_KEYS, constant
+from milpplan.simulation.layout_costs import layer_positions
 from milpplan.simulation.pipeline.step_graph import CriticalPath
 from milpplan.simulation.states import STATE_OFFLOADS
 
+CLASSES_AT_ONCE = 1_024
+"""Number of classes of blocks whose layers are timed together (``PlacedClasses``)."""
 BLOCK_KEYS = (
     *("tp", "cp", "ep", "etp", "pp", "dp", "micro_batch_size", "global_batch_size", "replica_micro_batches"),
 )
 """Fields that kernels, states and weights of a block's layouts depend on, besides its choices."""
+_SPLITS, _PAIRS = (np.isin(SCHEDULES, list(names)) for names in (SPLIT_SCHEDULES, PAIRED_SCHEDULES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +177,69 @@ class BlockClasses:
         return minima
 
 
+@dataclass(frozen=True, slots=True)
+class PlacedClasses:
+    """Blocks whose layers lie alike in the network: ``first`` [c] is a block of each class, ``key`` [b] the class
+    of each block.
+
+    Of the schedules, bounds tell apart those with whole backwards, with split backwards and with pairs.
+    """
+
+    space: LayoutSpace
+    blocks: IntArray
+    first: IntArray
+    key: IntArray
+    has_form: BoolArray
+    """True where a block has schedules of a form, [form, b]."""
+
+    @staticmethod
+    def of(problem: Problem, space: LayoutSpace, blocks: IntArray) -> PlacedClasses:
+        """Make the classes of some blocks."""
+        part, switches = space.blocks.take(blocks), space.switches.alike(LAYER_KEYS).choices.shared()
+        degrees = [getattr(part, name) for name in LAYER_KEYS if name in BLOCK_KEYS]
+        lists = switches.of(blocks).lists()[3]
+        first, key = unique_rows(*degrees, lists, *layer_positions(problem, part))
+        rows, number, _, group = space.stages.of(blocks).lists()
+        forms = space.stages.table["schedule"][rows]
+        forms = _SPLITS[forms].astype(np.int64) + _PAIRS[forms]
+        has_form = np.zeros((3, int(group.max(initial=-1)) + 1), dtype=np.bool_)
+        has_form[forms, number] = True
+        return PlacedClasses(replace(space, switches=switches), blocks, first, key, has_form[:, group])
+
+    def bounds_ns(self, problem: Problem, stop: Stop) -> FloatArray:
+        """Return lower bounds of the steps of all layouts of each block, [b] ns: the minimum over its forms of
+        ``compute_bounds`` without ramps, with a layer's work at its minimum over the switches.
+
+        m S / P, or (P S + (m - P) D) / P in pairs, for the work S = F + B + W of a micro-batch alone and D in a
+        pair. Zero for the classes that time does not suffice for.
+        """
+        part = self.space.blocks.take(self.blocks)
+        m, P = part.num_micro_batches, part.pp
+        split = self.has_form[1] | self.has_form[2]
+        whole = m * self._work_ns(problem, "1f1b", self.has_form[0], stop) / P
+        alone = self._work_ns(problem, "zb-h1", split, stop)
+        paired = (P * alone + (m - P) * self._work_ns(problem, "dualpipe-v", self.has_form[2], stop)) / P
+        forms = np.where(self.has_form, np.stack([whole, m * alone / P, paired]), np.inf)
+        return np.asarray(forms.min(axis=0) * SAFETY)
+
+    def _work_ns(self, problem: Problem, schedule: str, asked: BoolArray, stop: Stop) -> FloatArray:
+        """Return the minimum over the switches of the layers' work for the blocks that are asked for, [b] ns; zero
+        for others, and where time is up."""
+        code = np.array([SCHEDULES.index(schedule)])
+        stages = Choices({"schedule": code, "vpp": code}, *np.tile([[0], [1]], len(self.space.blocks)))
+        families_of, minima = replace(self.space, stages=stages).families_of, np.zeros(len(self.first))
+        classes = ascending(self.key[asked])
+        for start in range(0, len(classes), CLASSES_AT_ONCE):
+            if stop():
+                break
+            chunk = classes[start : start + CLASSES_AT_ONCE]
+            blocks = self.blocks[self.first[chunk]]
+            number, _ = within(self.space.switches.counts[blocks])
+            minima[chunk] = np.inf
+            np.minimum.at(minima, chunk[number], layers_work_ns(problem, families_of(blocks)))
+        return minima[self.key]
+
+
 def kernel_space(space: LayoutSpace) -> LayoutSpace:
     """Return the space with only those choices that the times of the layers' kernels depend on."""
     switches, stages = space.switches.alike(LAYER_KEYS).choices, space.stages.alike(("schedule",)).choices
@@ -239,6 +314,8 @@ class ClosedLayouts:
     limits_ns: FloatArray = field(init=False)
     """Step time limits of the blocks' layouts, [b]."""
     state: GroupStates = field(init=False)
+    placed: BoolArray = field(init=False)
+    """Blocks whose bounds count what their layers send, [b]."""
     bounded: bool = False
     """True once every block has a bound."""
 
@@ -247,7 +324,8 @@ class ClosedLayouts:
         self.alike = self.space.switches.alike(LAYER_KEYS)
         self.weights, self.limits_ns = objective_weights(self.problem, blocks)
         self.fits = fitting_blocks(self.problem, self.space)
-        whole = np.ones(len(blocks), dtype=np.bool_)
+        whole, self.placed = np.ones((2, len(blocks)), dtype=np.bool_)
+        self.placed[:] = False
         values = np.where(self.fits & (self.space.sizes > 0), 0.0, np.inf)
         none = np.zeros(0, dtype=np.int32)
         groups = ComputeGroups(self.space, self.alike, none, none, none, np.zeros(0))
@@ -277,8 +355,11 @@ class ClosedLayouts:
         kernels = kernel_space(self.space)
         size, done = self.budget.blocks_at_once, 0
         bounds_ns = np.zeros(len(classes.first))
+        # Classes with equal layers follow each other, so that their kernels are timed together.
+        blocks = self.space.blocks.take(classes.first)
+        order = np.lexsort([getattr(blocks, name) for name in LAYER_KEYS if name in BLOCK_KEYS])
         while done < len(bounds_ns) and not stop():
-            chunk = np.arange(done, min(done + size, len(bounds_ns)))
+            chunk = order[done : done + size]
             bounds_ns[chunk] = classes.least_ns(self.problem, kernels, chunk)
             done += len(chunk)
         bounds = bounds_ns[classes.key]
@@ -311,6 +392,9 @@ class ClosedLayouts:
                 else threshold
             )
             blocks = np.flatnonzero(self.state.block_values < min(last, threshold))
+            if np.isfinite(threshold):
+                self._place(blocks, stop)
+                blocks = blocks[self.state.block_values[blocks] < threshold]
             if len(blocks):
                 # Within the budget.
                 order = blocks[np.argsort(self.state.block_values[blocks], kind="stable")]
@@ -322,6 +406,19 @@ class ClosedLayouts:
             chosen = self._chosen(threshold, layouts)
             if len(chosen):
                 return chosen
+
+    def _place(self, blocks: IntArray, stop: Stop) -> None:
+        """Raise the bounds of blocks by what their layers send, unless it is done already or time is up."""
+        if self.problem.other_hardware or not has_own_times(self.problem):
+            return
+        new = blocks[~self.placed[blocks]]
+        if len(new):
+            bounds = PlacedClasses.of(self.problem, self.space, new).bounds_ns(self.problem, stop)
+            raised = np.where(bounds > self.limits_ns[new], np.inf, bounds * self.weights[new])
+            values = self.state.block_values.copy()
+            values[new] = np.maximum(values[new], raised)
+            self.placed[new] = True
+            self.state = self.state._replace(block_values=values)
 
     def _chosen(self, threshold: float, layouts: int) -> IntArray:
         """Return the closed groups with the smallest bounds below the threshold, with at least ``layouts``

@@ -67,6 +67,7 @@ def interpolate_grid(log_axes: Sequence[FloatArray], values: FloatArray, sizes: 
     Returns:
         Interpolated values, in the broadcast shape.
     """
+    sizes, repeats = _runs(sizes)
     first, steps, weights = np.zeros((), dtype=np.intp), np.zeros(1, dtype=np.intp), []
     for axis, size in zip(log_axes, sizes, strict=True):
         above = np.array((0, min(1, len(axis) - 1)))
@@ -81,7 +82,30 @@ def interpolate_grid(log_axes: Sequence[FloatArray], values: FloatArray, sizes: 
     corners = values.ravel()[first[..., None] + steps]
     for weight in reversed(weights):
         corners = (1 - weight) * corners[..., 0::2] + weight * corners[..., 1::2]
-    return np.asarray(corners[..., 0])
+    values_at = np.asarray(corners[..., 0])
+    return values_at if repeats is None else np.repeat(values_at, repeats)
+
+
+MIN_RUNS = 1_024
+"""Number of points from which on equal neighbours are looked for."""
+
+
+def _runs(sizes: Sequence[Numbers]) -> tuple[Sequence[Numbers], npt.NDArray[np.int64] | None]:
+    """Join equal neighbours of long rows of points: layouts that differ in the network alone lie side by side.
+
+    Returns:
+        The sizes of one point of each run, and the lengths of the runs; the sizes as given and None where few are
+        equal.
+    """
+    arrays = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in sizes))
+    length = arrays[0].size
+    if length < MIN_RUNS or arrays[0].ndim != 1:
+        return sizes, None
+    is_new = np.logical_or.reduce([array[1:] != array[:-1] for array in arrays])
+    starts = np.concatenate([[0], np.flatnonzero(is_new) + 1])
+    if 2 * len(starts) > length:
+        return sizes, None
+    return [array[starts] for array in arrays], np.diff(starts, append=length)
 
 
 def interpolate_curve(curve: SizeCurve, size: Numbers) -> FloatArray:
