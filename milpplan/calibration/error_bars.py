@@ -35,7 +35,8 @@ class Rival:
     """Comparison of the best plan with the fastest other plan, with all constants one sigma to the same side.
 
     ``rival_s`` is None where no other plan fits or is known. ``lower_bound_s``: proved for the whole space at this
-    end, ``solved``: the best plan of the end's own solve; both None where it was not solved again.
+    end, ``solved``: the best plan of the end's own solve; both None where it was not solved again. ``rival``: the
+    fastest other plan.
     """
 
     end: End
@@ -43,6 +44,7 @@ class Rival:
     rival_s: float | None
     lower_bound_s: float | None
     solved: Plan | None = None
+    rival: Plan | None = None
 
     @property
     def still_best(self) -> bool:
@@ -154,5 +156,7 @@ def robustness(
         scaled_s = [
             s * (batch / other.layout.global_batch_size) for s, other in zip(steps_s, compared, strict=True)
         ]
-        rivals.append(Rival(end, best_s, min(scaled_s, default=None), bound, plan))
+        rival_s = min(scaled_s, default=None)
+        rival = None if rival_s is None else compared[scaled_s.index(rival_s)]
+        rivals.append(Rival(end, best_s, rival_s, bound, plan, rival))
     return Robustness(tuple(rivals), len(others), solve_end is not None)

@@ -16,6 +16,7 @@ from milpplan.explain.hardware_choice import RunTotals
 from milpplan.optimize import PlanResult
 from milpplan.optimize.records import ProgramAnswer
 from milpplan.problem import Layout, Plan, Problem, Schedule
+from milpplan.problem.plan import layout_words
 from milpplan.reports.answers.step import (
     accuracy_blocks,
     execution_words,
@@ -64,7 +65,7 @@ SHOWN_RULES: Final = 3
 """Rules that are named of all that refused layouts."""
 SHOWN_TERMS: Final = 2
 """Terms without a measured run that the first screen names."""
-SHOWN_RANGES: Final = 1
+SHOWN_RANGES: Final = 3
 """Ranges of measured runs that the plan leaves and the first screen names."""
 SCHEDULE_NAMES: Final[dict[Schedule, str]] = {
     "gpipe": "GPipe",
@@ -179,8 +180,10 @@ def _words(problem: Problem, plan: Plan) -> Iterator[str]:
         cut = f", each on {layout.etp} GPUs" if layout.etp > 1 else ""
         yield f"experts in {counted(layout.ep, 'group')}{cut} (expert parallel)"
     if layout.pp > 1:
-        pieces = f" of {layout.vpp} pieces each" if layout.vpp > 1 else ""
-        yield f"{layers} layers in {layout.pp} stages{pieces} (pipeline, {SCHEDULE_NAMES[layout.schedule]})"
+        held = {stage.num_layers for stage in plan.virtual_stages}
+        each = counted(" to ".join(str(number) for number in sorted({min(held), max(held)})), "layer")
+        pieces = f", each of {layout.vpp} virtual stages with {each}" if layout.vpp > 1 else ""
+        yield f"{layers} layers in {layout.pp} pipeline stages ({SCHEDULE_NAMES[layout.schedule]}){pieces}"
     number = " or ".join(f"{each:,}" for each in layout.replica_micro_batches or (layout.num_micro_batches,))
     batches = counted(number, "micro-batch", "micro-batches")
     length = counted(problem.job.sequence_length, "token")
@@ -222,7 +225,7 @@ def _trust(
     assert result.plan is not None
     assert result.report is not None
     yield Fact("step", printable(_step(result, bar, evidence)))
-    constants = constants_text(result.problem)
+    constants = constants_text(result.problem, result.plan)
     if constants:
         yield Fact("constants", printable(constants))
     margin = margin_text(result)
@@ -257,7 +260,7 @@ def _step(result: PlanResult, bar: ErrorBar | None, evidence: Evidence | None) -
     if evidence is not None and worst is not None:
         rest = "; none has all that this plan has" if evidence.unexercised else ""
         runs = f"{worst_runs(evidence)}{rest}"
-        parts.append(f"mean errors of at most {percent_text(worst, 0)} (of the measured runs {runs})")
+        parts.append(f"mean error up to {percent_text(worst, 0)} (in the measured runs {runs})")
     elif evidence is not None or result.problem.inference:
         parts.append("not measured")
     beyond = "" if evidence is None else extrapolated_text(evidence, SHOWN_RANGES)
@@ -291,10 +294,14 @@ def _doubt(result: PlanResult, robust: Robustness | None, evidence: Evidence | N
     if robust is not None and not robust.still_best:
         lost = next(end for end in robust.ends if not end.still_best)
         side = "faster" if lost.end == "fast" else "slower"
-        return (
-            f"with all constants one sigma {side} another plan wins ({seconds_text(lost.rival_s or 0.0)} against "
-            f"{seconds_text(lost.best_s)})"
+        shorter = 1.0 - (lost.rival_s or 0.0) / lost.best_s
+        differs = (
+            ""
+            if lost.rival is None or result.plan is None
+            else layout_words(result.plan.layout, lost.rival.layout)
         )
+        other = f"the plan with {differs}" if differs else "one with other layers or recomputation"
+        return f"with all constants one sigma {side} {other} is {percent_text(shorter)} faster"
     if evidence is None:
         alone = "no measured run is of a forward pass alone: nothing of this plan is checked"
         return alone if result.problem.inference else ""

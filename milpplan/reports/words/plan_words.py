@@ -343,8 +343,12 @@ def _value_text(value: object) -> str:
     return "-".join(str(part) for part in value) if isinstance(value, list | tuple) else str(value)
 
 
+CHUNKS: Final = {"even": "inner chunks nearly equal", "any": "chunks of any size"}
+"""Words for the sizes of interleaved chunks that a space has."""
+
+
 def space_text(problem: Problem) -> str:
-    """Describe the kind of the space and its narrowings, e.g. ``space free (interleaved layers even; tp 8)``."""
+    """Describe the kind of the space and its narrowings, e.g. ``space free (inner chunks nearly equal; tp 8)``."""
     space, default = problem.space, Space()
     narrowed = []
     if space.target is not None:
@@ -352,7 +356,7 @@ def space_text(problem: Problem) -> str:
     if space.kind == "free" and space.recompute_counts != "any":
         narrowed.append(f"recompute counts {space.recompute_counts}")
     if space.kind == "free":
-        narrowed.append(f"interleaved layers {problem.interleaved_layers}")
+        narrowed.append(CHUNKS[problem.interleaved_layers])
     if space.vpp is None and space.vpp_values != default.vpp_values:
         narrowed.append(f"vpp {space.vpp_values}")
     narrowed += narrowings(space)

@@ -12,11 +12,18 @@ from milpplan.explain.hardware_choice import RunTotals
 from milpplan.optimize import PlanResult
 from milpplan.optimize.records import FastestPlan, Regret, TargetPrice
 from milpplan.problem import PRIORS, Layout, Plan, Problem
-from milpplan.problem.catalog import errors_by_stack, launcher_stack, overlaid_name, stack_provenance
+from milpplan.problem.catalog import (
+    errors_by_stack,
+    launcher_stack,
+    load_hardware,
+    overlaid_name,
+    stack_provenance,
+)
 from milpplan.problem.overlay import SHARES
 from milpplan.problem.plan import layout_words
 from milpplan.reports.blocks import Table
 from milpplan.reports.words.plan_words import scope_text
+from milpplan.simulation import simulate
 from milpplan.units import (
     count_text,
     counted,
@@ -70,12 +77,13 @@ def target_price_text(problem: Problem, price: TargetPrice | PriceDocument) -> s
     return f"proved: between {percent_text(least)} and {percent_text(most)} {more} {best}"
 
 
-def constants_text(problem: Problem, launcher: str | None = None) -> str:
-    """Name the fitted constants of each node type with their error, or say what to expect of bare hardware; empty
-    where no shipped stack is for it.
+def constants_text(problem: Problem, plan: Plan, launcher: str | None = None) -> str:
+    """Name the fitted constants of each node type with their error; of bare hardware say what its stacks make of
+    the plan. Empty where no shipped stack is for it.
 
     Args:
         problem: the problem.
+        plan: its plan.
         launcher: launcher whose stack matters; None: that of the space.
     """
     launcher = launcher or problem.space.target
@@ -88,15 +96,26 @@ def constants_text(problem: Problem, launcher: str | None = None) -> str:
             parts[name] = f"{name}, fitted to {counted(fit.num_measurements, 'run')}{left_out}"
         elif errors:
             ends = dict.fromkeys(percent_text(error, 0) for error in (min(errors.values()), max(errors.values())))
-            stack = launcher_stack(launcher, name) if launcher else min(errors, key=_left_out_error)
-            fitted = f"{stack} is fitted" if stack else f"no stack is fitted to {launcher}"
+            stacks = tuple(errors)
+            if launcher:
+                stacks = tuple(filter(None, [launcher_stack(launcher, name)]))
+            fitted = _fitted_steps(problem, plan, stacks) or f"no stack is fitted to {launcher}"
             parts[name] = f"{name} alone: mean errors of {' to '.join(ends)} by framework; {fitted}"
     return "; ".join(parts.values())
 
 
-def _left_out_error(stack: str) -> float:
-    fit = stack_provenance(stack)
-    return 1.0 if fit is None or fit.error_left_out is None else fit.error_left_out
+def _fitted_steps(problem: Problem, plan: Plan, stacks: Sequence[str]) -> str:
+    """Name fitted stacks with the step that the plan takes with their constants: the shortest and the longest."""
+    if problem.other_hardware or load_hardware(problem.hardware.name) != problem.hardware:
+        return f"fitted: {', '.join(stacks)}" if stacks else ""
+    steps = {}
+    for stack in stacks:
+        there = problem.model_copy(update={"hardware": load_hardware(stack)})
+        steps[stack] = simulate(there, plan).step_time_s
+    ends = sorted(steps, key=lambda stack: steps[stack])
+    shown = [f"{seconds_text(steps[stack])} ({stack})" for stack in dict.fromkeys([*ends[:1], *ends[-1:]])]
+    given = "gives" if len(steps) == 1 else "give"
+    return f"{counted(len(steps), 'fitted stack')} {given} this plan {' to '.join(shown)}" if shown else ""
 
 
 def margin_text(result: PlanResult) -> str:
