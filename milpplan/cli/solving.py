@@ -95,7 +95,7 @@ def next_steps(result: PlanResult, out: Path | None, verbose: bool) -> Iterator[
     if result.problem.space.target is not None:
         yield f"milpplan export {file} --to {result.problem.space.target} --out launch"
     elif _is_exportable(result.problem):
-        yield "--target megatron (or another launcher): the best plan that it can run, to export"
+        yield "--target megatron (or another launcher): the best plan that it can run"
     yield f"milpplan report {file} --out report.html"
 
 

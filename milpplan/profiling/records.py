@@ -344,7 +344,7 @@ def open_machine(wanted: str | None) -> tuple[Machine, Device]:
         raise InvalidInputError(
             "PyTorch is not installed; `milpplan profile` measures with it.",
             "Expected the package torch in the environment that milpplan runs in.",
-            "Install it with: pip install 'milpplan[profile]', or give measurements with --from RAW.json.",
+            "Install it with: pip install -e '.[profile]', or give measurements with --from RAW.json.",
         )
     device: Device = "cpu" if wanted == "cpu" else "cuda"
     if device == "cuda":

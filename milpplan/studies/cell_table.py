@@ -128,7 +128,7 @@ def parquet_bytes(table: list[Row], types: dict[str, str]) -> bytes:
         raise InvalidInputError(
             "results.parquet needs pyarrow, which is not installed.",
             "Expected the Python package pyarrow; results.csv has the same table.",
-            "Install it with pip install 'milpplan[study]' and run the same command: nothing is solved again.",
+            "Install it with pip install -e '.[study]' and run the same command: nothing is solved again.",
         ) from error
     schema = pa.schema(
         [(name, getattr(pa, "bool_" if kind == "bool" else kind)()) for name, kind in types.items()]

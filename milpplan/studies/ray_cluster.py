@@ -71,7 +71,7 @@ def _ray() -> Any:
         raise InvalidInputError(
             "--ray needs Ray, which is not installed.",
             "Expected the Python package ray, on this machine and on the cluster.",
-            "Install it with pip install 'milpplan[ray]', or leave --ray out to use this machine's processes.",
+            "Install it with pip install -e '.[ray]', or leave --ray out to use this machine's processes.",
         ) from error
     return ray
 

@@ -492,7 +492,7 @@ def page(study: Study, table: Sequence[Row]) -> str:
         raise InvalidInputError(
             "report.html needs plotly, which is not installed.",
             "Expected the Python package plotly; results.csv has the numbers.",
-            "Install it with pip install 'milpplan[report]' and run the same command: nothing is solved again.",
+            "Install it with pip install -e '.[report]' and run the same command: nothing is solved again.",
         ) from error
     from milpplan.studies.results import pareto_figure, scaling_figure, sensitivity_figure
 

@@ -62,7 +62,7 @@ def test_a_trace_needs_no_template_engine(
     page, trace = tmp_path / "page.html", tmp_path / "trace.json"
     refused = run(plan_path, "-o", page, "--trace", trace)
     assert refused.exit_code == 2
-    assert "milpplan[report]" in refused.stderr
+    assert ".[report]" in refused.stderr
     assert not page.exists()
     assert not trace.exists()
     assert run(plan_path, "--trace", trace).exit_code == 0

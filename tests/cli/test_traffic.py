@@ -81,7 +81,7 @@ def test_without_jinja_the_page_is_refused_before_the_work(
     result = run("traffic", str(plan_path), "--html", str(page))
     assert result.exit_code == 2
     assert result.stdout == ""
-    assert "milpplan[report]" in result.stderr
+    assert ".[report]" in result.stderr
     assert not page.exists()
 
 

@@ -92,7 +92,7 @@ def test_without_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     """The message says what to install."""
     monkeypatch.setattr(records, "find_spec", lambda name: None)
     message = refused(run("profile", "--hardware", BASE, "--out", str(tmp_path / "x.toml")))
-    assert "pip install 'milpplan[profile]'" in message
+    assert "pip install -e '.[profile]'" in message
     assert list(tmp_path.iterdir()) == []
 
 

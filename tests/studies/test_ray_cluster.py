@@ -34,5 +34,5 @@ def test_without_ray_the_message_says_how_to_get_it(tmp_path: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "ray", None)
     ended = CliRunner().invoke(app, ["sweep", str(quick_file(tmp_path)), "--ray"])
     assert ended.exit_code == 2
-    assert "pip install 'milpplan[ray]'" in ended.stderr
+    assert "pip install -e '.[ray]'" in ended.stderr
     assert not list(tmp_path.glob("*/cells/*.json"))

@@ -96,7 +96,7 @@ def test_without_extras_there_is_still_the_csv(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "plotly", None)
     written, missing = write_results(reference(), tmp_path, rows(reference()))
     assert [path.name for path in written] == ["results.csv", "plans"]
-    assert ["milpplan[study]" in missing[0].do, "milpplan[report]" in missing[1].do] == [True, True]
+    assert [".[study]" in missing[0].do, ".[report]" in missing[1].do] == [True, True]
     assert not (tmp_path / "report.html").exists()
 
 

@@ -223,7 +223,7 @@ def test_a_plan_outside_the_range_of_measured_runs_says_so() -> None:
         f"than 9 nodes or fewer than {length + 1:,} tokens a sequence with tensor parallelism inside a domain"
     )
     first = "extrapolated: no measured run on Hopper has tp above 2 with tensor parallelism inside a domain"
-    assert extrapolated_text(found, 1) == first
+    assert extrapolated_text(found, 1) == f"{first} (and 3 more in --verbose)"
     assert text in evidence_text(found)
     document = evidence_document(found, 1.0)
     assert document is not None

@@ -54,7 +54,12 @@ def calibrate(
     ] = None,
     constant: Annotated[
         list[str] | None,
-        typer.Option("--constant", metavar="NAME", help="Fit only this constant. Repeatable.", show_default="all"),
+        typer.Option(
+            "--constant",
+            metavar="NAME",
+            help="Fit only this constant. Repeatable.",
+            show_default="the usual eight",
+        ),
     ] = None,
     gpus_per_node: Annotated[
         int | None,

@@ -61,7 +61,7 @@ def mcp(
         raise InvalidInputError(
             f"The Python SDK of the Model Context Protocol cannot be imported: {error}.",
             "Expected the package mcp, version 2 or later.",
-            "Install it with: pip install 'milpplan[mcp]'.",
+            "Install it with: pip install -e '.[mcp]'.",
         ) from error
     server = Server(
         "milpplan",

@@ -65,7 +65,7 @@ SHOWN_RULES: Final = 3
 """Rules that are named of all that refused layouts."""
 SHOWN_TERMS: Final = 2
 """Terms without a measured run that the first screen names."""
-SHOWN_RANGES: Final = 3
+SHOWN_RANGES: Final = 1
 """Ranges of measured runs that the plan leaves and the first screen names."""
 SCHEDULE_NAMES: Final[dict[Schedule, str]] = {
     "gpipe": "GPipe",

@@ -92,7 +92,7 @@ def require_jinja() -> Any:
         raise InvalidInputError(
             f"The page needs {error.name}, which is not installed.",
             "Expected jinja2.",
-            "Install it: pip install 'milpplan[report]'.",
+            "Install it: pip install -e '.[report]'.",
         ) from error
     return jinja2
 

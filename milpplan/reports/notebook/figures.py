@@ -173,7 +173,7 @@ def require_plotly() -> Any:
         raise InvalidInputError(
             f"The figures need {error.name}, which is not installed.",
             "Expected plotly.",
-            "Install it: pip install 'milpplan[report]'.",
+            "Install it: pip install -e '.[report]'.",
         ) from error
     return figures
 

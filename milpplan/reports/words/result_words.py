@@ -107,15 +107,18 @@ def constants_text(problem: Problem, plan: Plan, launcher: str | None = None) ->
 def _fitted_steps(problem: Problem, plan: Plan, stacks: Sequence[str]) -> str:
     """Name fitted stacks with the step that the plan takes with their constants: the shortest and the longest."""
     if problem.other_hardware or load_hardware(problem.hardware.name) != problem.hardware:
-        return f"fitted: {', '.join(stacks)}" if stacks else ""
+        return f"{counted(len(stacks), 'fitted stack')} (milpplan list hardware)" if stacks else ""
     steps = {}
     for stack in stacks:
         there = problem.model_copy(update={"hardware": load_hardware(stack)})
         steps[stack] = simulate(there, plan).step_time_s
     ends = sorted(steps, key=lambda stack: steps[stack])
-    shown = [f"{seconds_text(steps[stack])} ({stack})" for stack in dict.fromkeys([*ends[:1], *ends[-1:]])]
+    shown = [
+        f"{seconds_text(steps[stack])} (+{stack.partition('+')[2]})"
+        for stack in dict.fromkeys([*ends[:1], *ends[-1:]])
+    ]
     given = "gives" if len(steps) == 1 else "give"
-    return f"{counted(len(steps), 'fitted stack')} {given} this plan {' to '.join(shown)}" if shown else ""
+    return f"{counted(len(steps), 'fitted stack')} {given} {' to '.join(shown)}" if shown else ""
 
 
 def margin_text(result: PlanResult) -> str:
@@ -348,7 +351,8 @@ def extrapolated_text(evidence: Evidence, shown: int | None = None) -> str:
 
     Args:
         evidence: Evidence for the plan.
-        shown: Number of measures to name, those above the largest measured value first; None: all.
+        shown: Number of measures to name, those above the largest measured value first; others are counted. None:
+            all.
 
     Returns:
         ``extrapolated: no measured run on Ampere has more than 128 GPUs with ZeRO 3 in every micro-batch``; empty
@@ -366,13 +370,15 @@ def extrapolated_text(evidence: Evidence, shown: int | None = None) -> str:
         (term.words, _limit_text(one))
         for (below, measure), (one, term) in ordered
         if measure != "num_nodes" or (below, "num_gpus") not in furthest
-    ][:shown]
+    ]
+    more = 0 if shown is None else len(limits) - shown
+    rest = f" (and {more} more in --verbose)" if more > 0 else ""
     by_term: dict[str, list[str]] = {}
-    for words, limit in limits:
+    for words, limit in limits[:shown]:
         by_term.setdefault(words, []).append(limit)
     names = [f"{' or '.join(texts)} with {words}" for words, texts in by_term.items()]
     where = f"extrapolated: no measured run on {evidence.generation} has"
-    return f"{where} {', or '.join(names)}" if names else ""
+    return f"{where} {', or '.join(names)}{rest}" if names else ""
 
 
 def _limit_text(outside: Outside) -> str:

@@ -34,13 +34,14 @@ PRESETS: Final = {
     "qwen3-235b-a22b": "qwen3-235b-a22b",
     "gpt-oss-120b": "gpt-oss-120b",
 }
+HYBRID: Final = "hybrids of attention and state-space layers are not built from records"
 UNSTATABLE: Final = (
     ("llama-4", "layers with and without experts alternate, and the record does not say how"),
     ("deepseek-v4", "its attention is not modelled"),
-    ("nemotron-3", "state-space layers are not modelled"),
-    ("nemotron3", "state-space layers are not modelled"),
-    ("nemotron_3", "state-space layers are not modelled"),
-    ("nemotron-h", "state-space layers are not modelled"),
+    ("nemotron-3", HYBRID),
+    ("nemotron3", HYBRID),
+    ("nemotron_3", HYBRID),
+    ("nemotron-h", HYBRID),
 )
 GPT_VOCAB: Final = 51_200
 LLAMA_VOCAB: Final = 32_000
@@ -62,7 +63,7 @@ def model_of(run: Run, framework: Framework, tp: int) -> tuple[ModelSpec, list[s
         if part in name:
             raise UnstatedError(reason)
     if dims.moe is not None and dims.moe.hybrid_pattern:
-        raise UnstatedError("state-space layers are not modelled")
+        raise UnstatedError(HYBRID)
     preset = _agreeing_preset(dims)
     if preset is not None:
         notes = (
