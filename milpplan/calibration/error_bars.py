@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Final, Literal
 
-from milpplan.problem import UNCERTAIN, HardwareSpec, Plan, Problem, Uncertainty, moved, uncertainty_of
+from milpplan.problem import (
+    UNCERTAIN,
+    HardwareSpec,
+    Plan,
+    Problem,
+    Uncertainty,
+    load_hardware,
+    moved,
+    uncertainty_of,
+)
 from milpplan.simulation import step_times_s
 
 End = Literal["fast", "slow"]
@@ -82,6 +91,12 @@ def error_bar(problem: Problem, plan: Plan, step_time_s: float) -> ErrorBar:
     parts = {name: (below[name], above[name]) for name in below if below[name] or above[name]}
     down, up = min(_quadrature(below), step_time_s), _quadrature(above)
     return ErrorBar(step_time_s, down, up, parts, uncertainty_of(problem.hardware).overlay)
+
+
+def stack_steps_s(problem: Problem, plan: Plan, stacks: Sequence[str]) -> dict[str, float]:
+    """Simulate a plan with the constants of shipped stacks; return its step times in seconds by stack."""
+    there = {stack: problem.model_copy(update={"hardware": load_hardware(stack)}) for stack in stacks}
+    return {stack: step_times_s(changed, [plan])[0] for stack, changed in there.items()}
 
 
 def side_s(problem: Problem, plan: Plan, step_time_s: float, sign: float) -> float:

@@ -55,7 +55,7 @@ def plan_path(tmp_path: Path) -> Path:
 def test_the_widest_space_is_named() -> None:
     """``--space any`` says so in the headline, and other words are refused."""
     result = run(*SOLVE[:-1], "any", "--fix", "pp=2", "--fix", "tp=1", "--time-limit", "2")
-    assert "interleaved layers any" in " ".join(result.stdout.split())
+    assert "chunks of any size" in " ".join(result.stdout.split())
     assert "uniform, free, any" in refused(run(*SOLVE[:-1], "even"))
 
 

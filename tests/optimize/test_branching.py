@@ -30,7 +30,7 @@ from milpplan.problem import ANY_SPLIT_LAYERS, Problem, Space
 from milpplan.reports import terminal_text
 from milpplan.reports.answers import solve_blocks
 from milpplan.reports.documents import result_document
-from milpplan.reports.words.plan_words import space_text
+from milpplan.reports.words.plan_words import CHUNKS, space_text
 from milpplan.simulation import BoolArray, IntArray, plan_stages, rank_memory, simulate, usable_memory_bytes
 from milpplan.simulation.pipeline.step_graph import StepGraph
 from tests.amounts import first, long_but
@@ -260,7 +260,7 @@ def test_small_models_have_splits_of_any_kind_by_default(num_layers: int, expect
     problem = problem.model_copy(update={"model": model, "space": Space()})
     assert problem.space.interleaved_layers == "auto"
     assert problem.interleaved_layers == expected
-    assert f"interleaved layers {expected}" in space_text(problem)
+    assert CHUNKS[expected] in space_text(problem)
     layout = Layout(pp=2, vpp=2, global_batch_size=4, schedule="interleaved")
     assert (even_splits(problem, layout) is None) == (expected == "any")
 

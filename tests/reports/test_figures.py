@@ -77,7 +77,7 @@ def test_the_search_ends_with_bound_and_plan() -> None:
 def test_without_plotly_the_figures_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message says what to install."""
     monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
-    with pytest.raises(InvalidInputError, match=r"milpplan\[report\]"):
+    with pytest.raises(InvalidInputError, match=r"\.\[report\]"):
         figures.time_figure(simulate(*piped()))
 
 

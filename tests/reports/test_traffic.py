@@ -167,5 +167,5 @@ def test_a_page_of_one_gpu_has_nothing_to_draw() -> None:
 def test_a_missing_package_is_said(monkeypatch: pytest.MonkeyPatch, missing: str, make: Any) -> None:
     """Without plotly no figures, without jinja2 no page, with what to install."""
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(InvalidInputError, match=r"milpplan\[report\]"):
+    with pytest.raises(InvalidInputError, match=r"\.\[report\]"):
         make()

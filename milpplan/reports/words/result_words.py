@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import ceil, floor
 from typing import TYPE_CHECKING, Final, Protocol
 
-from milpplan.calibration.error_bars import ErrorBar, Rival, Robustness
+from milpplan.calibration.error_bars import ErrorBar, Rival, Robustness, stack_steps_s
 from milpplan.explain.hardware_choice import RunTotals
 from milpplan.optimize import PlanResult
 from milpplan.optimize.records import FastestPlan, Regret, TargetPrice
@@ -23,7 +23,6 @@ from milpplan.problem.overlay import SHARES
 from milpplan.problem.plan import layout_words
 from milpplan.reports.blocks import Table
 from milpplan.reports.words.plan_words import scope_text
-from milpplan.simulation import simulate
 from milpplan.units import (
     count_text,
     counted,
@@ -108,10 +107,7 @@ def _fitted_steps(problem: Problem, plan: Plan, stacks: Sequence[str]) -> str:
     """Name fitted stacks with the step that the plan takes with their constants: the shortest and the longest."""
     if problem.other_hardware or load_hardware(problem.hardware.name) != problem.hardware:
         return f"{counted(len(stacks), 'fitted stack')} (milpplan list hardware)" if stacks else ""
-    steps = {}
-    for stack in stacks:
-        there = problem.model_copy(update={"hardware": load_hardware(stack)})
-        steps[stack] = simulate(there, plan).step_time_s
+    steps = stack_steps_s(problem, plan, stacks)
     ends = sorted(steps, key=lambda stack: steps[stack])
     shown = [
         f"{seconds_text(steps[stack])} (+{stack.partition('+')[2]})"
