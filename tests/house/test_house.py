@@ -6,7 +6,7 @@ from benchmarks.house import static_measures
 
 LIMITS = {
     "modules": 362,
-    "lines": 104_580,
+    "lines": 104_575,
     "files in the largest folder": 13,
     "import circles": 0,
     "docstrings that open with What, Whether, The same, More or How": 2,
