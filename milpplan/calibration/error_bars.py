@@ -4,7 +4,7 @@ seconds."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import sqrt
 from typing import Final, Literal
 
@@ -18,6 +18,7 @@ from milpplan.problem import (
     moved,
     uncertainty_of,
 )
+from milpplan.problem.catalog import stacks_on
 from milpplan.simulation import step_times_s
 
 End = Literal["fast", "slow"]
@@ -29,7 +30,7 @@ class ErrorBar:
 
     ``below_s`` and ``above_s``: one sigma down and up; the parts of ``parts_s`` (down, up) in quadrature.
     ``residual``: the scatter that no constant explains; ``sources``: the spread between clusters. ``overlay``: the
-    source of the uncertainty.
+    source of the uncertainty. ``by_stack_s``: the step with the constants of each shipped stack of bare hardware.
     """
 
     step_time_s: float
@@ -37,6 +38,7 @@ class ErrorBar:
     above_s: float
     parts_s: dict[str, tuple[float, float]]
     overlay: str
+    by_stack_s: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +92,13 @@ def error_bar(problem: Problem, plan: Plan, step_time_s: float) -> ErrorBar:
     below, above = _parts_s(problem, plan, step_time_s, -1.0), _parts_s(problem, plan, step_time_s, 1.0)
     parts = {name: (below[name], above[name]) for name in below if below[name] or above[name]}
     down, up = min(_quadrature(below), step_time_s), _quadrature(above)
-    return ErrorBar(step_time_s, down, up, parts, uncertainty_of(problem.hardware).overlay)
-
-
-def stack_steps_s(problem: Problem, plan: Plan, stacks: Sequence[str]) -> dict[str, float]:
-    """Simulate a plan with the constants of shipped stacks; return its step times in seconds by stack."""
-    there = {stack: problem.model_copy(update={"hardware": load_hardware(stack)}) for stack in stacks}
-    return {stack: step_times_s(changed, [plan])[0] for stack, changed in there.items()}
+    by_stack_s, hardware = {}, problem.hardware
+    stacks = () if problem.other_hardware else stacks_on(hardware.name)
+    if stacks and load_hardware(hardware.name) == hardware:
+        for name in stacks:
+            fitted = problem.model_copy(update={"hardware": load_hardware(name)})
+            (by_stack_s[name],) = step_times_s(fitted, [plan])
+    return ErrorBar(step_time_s, down, up, parts, uncertainty_of(problem.hardware).overlay, by_stack_s)
 
 
 def side_s(problem: Problem, plan: Plan, step_time_s: float, sign: float) -> float:

@@ -98,7 +98,7 @@ def test_python_and_imports_have_the_constants_fitted_to_the_launcher(tmp_path: 
     assert runner.invoke(app, ["export", str(plan), "--to", "megatron", "--out", str(folder)]).exit_code == 0
     script = str(next(path for path in sorted(folder.iterdir()) if path.suffix == ".sh"))
     read = [script, "--from", "megatron", "--hardware", "dgx-h100"]
-    for options, said in (((), "dgx-h100+nemo, fitted to"), (("--no-stack",), "1 fitted stack gives 1.6")):
+    for options, said in (((), "dgx-h100+nemo, fitted to"), (("--no-stack",), "dgx-h100+nemo is fitted")):
         for command in (["import"], ["gap", "--time-limit", "5", "--space", "uniform"]):
             done = runner.invoke(app, [command[0], *read, *command[1:], *options, "--json"])
             assert done.exit_code in (0, 4), done.output

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from benchmarks.house import static_measures
+import pytest
+
+from benchmarks.house import static_measures, traced_measures
 
 LIMITS = {
     "modules": 362,
-    "lines": 104_575,
+    "lines": 104_565,
     "files in the largest folder": 13,
     "import circles": 0,
     "docstrings that open with What, Whether, The same, More or How": 2,
@@ -17,9 +19,24 @@ LIMITS = {
 }
 """Lower a limit when the measure falls; raise it only in a commit that says why."""
 
+TRACED = {
+    "files of a default solve": 70,
+    "functions of a default solve": 1_225,
+    "depth of a default solve": 20,
+    "modules loaded by it": 135,
+}
+"""Limits of a traced solve, as above."""
+
 
 def test_the_house_stays_small() -> None:
     """Every measure is within its limit, and none is left without one."""
     measures = static_measures()
     assert measures.keys() == LIMITS.keys()
     assert {name: value for name, value in measures.items() if value > LIMITS[name]} == {}
+
+
+@pytest.mark.long
+def test_a_solve_stays_short_to_read() -> None:
+    """A default solve enters no more files, functions and levels; Python 3.12 inlines most comprehensions."""
+    measures = traced_measures()
+    assert {name: measures[name] for name in TRACED if measures[name] > TRACED[name]} == {}

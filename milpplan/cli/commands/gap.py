@@ -371,7 +371,7 @@ def _judged(name: str, case: Case, runs_on: str | None, wanted: Wanted, solves: 
             "Expected replicas that are alike: single changes of others are not known here.",
             "Ask `milpplan solve --allow replicas --warm-start` for something better.",
         )
-    constants = constants_text(case.problem, case.plan, runs_on)
+    constants = constants_text(case.problem, None, runs_on)
     if constants:
         say(f"{name}: Constants: {constants}.")
     problem = case.problem

@@ -85,7 +85,7 @@ def import_plan(
     given |= batch_settings(target.capability.batch_settings, numbers, target.capability.name)
     imported = target.read(ImportRequest(text, name, cluster, gpus, spec, vocab_size, ignore or [], given))
     check_plan_of_file(imported.problem, imported.plan)
-    constants = constants_text(imported.problem, imported.plan, source)
+    constants = constants_text(imported.problem, None, source)
     if constants:
         say(f"Constants: {constants}.")
     _tell(imported, out, as_json)

@@ -225,7 +225,7 @@ def _trust(
     assert result.plan is not None
     assert result.report is not None
     yield Fact("step", printable(_step(result, bar, evidence)))
-    constants = constants_text(result.problem, result.plan)
+    constants = constants_text(result.problem, bar)
     if constants:
         yield Fact("constants", printable(constants))
     margin = margin_text(result)

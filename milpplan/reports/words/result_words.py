@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import ceil, floor
 from typing import TYPE_CHECKING, Final, Protocol
 
-from milpplan.calibration.error_bars import ErrorBar, Rival, Robustness, stack_steps_s
+from milpplan.calibration.error_bars import ErrorBar, Rival, Robustness
 from milpplan.explain.hardware_choice import RunTotals
 from milpplan.optimize import PlanResult
 from milpplan.optimize.records import FastestPlan, Regret, TargetPrice
@@ -15,7 +15,6 @@ from milpplan.problem import PRIORS, Layout, Plan, Problem
 from milpplan.problem.catalog import (
     errors_by_stack,
     launcher_stack,
-    load_hardware,
     overlaid_name,
     stack_provenance,
 )
@@ -76,13 +75,13 @@ def target_price_text(problem: Problem, price: TargetPrice | PriceDocument) -> s
     return f"proved: between {percent_text(least)} and {percent_text(most)} {more} {best}"
 
 
-def constants_text(problem: Problem, plan: Plan, launcher: str | None = None) -> str:
-    """Name the fitted constants of each node type with their error; of bare hardware say what its stacks make of
-    the plan. Empty where no shipped stack is for it.
+def constants_text(problem: Problem, bar: ErrorBar | None, launcher: str | None = None) -> str:
+    """Name the fitted constants of each node type with their error; of bare hardware say which steps its stacks
+    give. Empty where no shipped stack is for it.
 
     Args:
         problem: the problem.
-        plan: its plan.
+        bar: the error bar of the plan's step, with its steps by stack.
         launcher: launcher whose stack matters; None: that of the space.
     """
     launcher = launcher or problem.space.target
@@ -95,26 +94,26 @@ def constants_text(problem: Problem, plan: Plan, launcher: str | None = None) ->
             parts[name] = f"{name}, fitted to {counted(fit.num_measurements, 'run')}{left_out}"
         elif errors:
             ends = dict.fromkeys(percent_text(error, 0) for error in (min(errors.values()), max(errors.values())))
-            stacks = tuple(errors)
+            stack = launcher_stack(launcher, name)
             if launcher:
-                stacks = tuple(filter(None, [launcher_stack(launcher, name)]))
-            fitted = _fitted_steps(problem, plan, stacks) or f"no stack is fitted to {launcher}"
+                fitted = f"{stack} is fitted" if stack else f"no stack is fitted to {launcher}"
+            elif bar is not None and bar.by_stack_s:
+                fitted = _fitted_steps(bar.by_stack_s)
+            else:
+                fitted = f"{counted(len(errors), 'fitted stack')} (milpplan list hardware)"
             parts[name] = f"{name} alone: mean errors of {' to '.join(ends)} by framework; {fitted}"
     return "; ".join(parts.values())
 
 
-def _fitted_steps(problem: Problem, plan: Plan, stacks: Sequence[str]) -> str:
-    """Name fitted stacks with the step that the plan takes with their constants: the shortest and the longest."""
-    if problem.other_hardware or load_hardware(problem.hardware.name) != problem.hardware:
-        return f"{counted(len(stacks), 'fitted stack')} (milpplan list hardware)" if stacks else ""
-    steps = stack_steps_s(problem, plan, stacks)
+def _fitted_steps(steps: Mapping[str, float]) -> str:
+    """Name the stacks with the shortest and the longest step."""
     ends = sorted(steps, key=lambda stack: steps[stack])
     shown = [
         f"{seconds_text(steps[stack])} (+{stack.partition('+')[2]})"
         for stack in dict.fromkeys([*ends[:1], *ends[-1:]])
     ]
-    given = "gives" if len(steps) == 1 else "give"
-    return f"{counted(len(steps), 'fitted stack')} {given} {' to '.join(shown)}" if shown else ""
+    give = "gives" if len(steps) == 1 else "give"
+    return f"{counted(len(steps), 'fitted stack')} {give} {' to '.join(shown)}"
 
 
 def margin_text(result: PlanResult) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,10 @@ not 2.5 times: chosen on its kernels in the second source, within 9 % on A100 an
 """
 
 
+MIN_RUNS: Final = 1_024
+"""Number of points from which on equal neighbours are looked for."""
+
+
 @lru_cache(maxsize=256)
 def _table_arrays(table: GemmTable) -> tuple[tuple[FloatArray, ...], FloatArray]:
     """Return the logarithms of the axes m, n, k, and the efficiencies [m, n, k]."""
@@ -67,7 +71,14 @@ def interpolate_grid(log_axes: Sequence[FloatArray], values: FloatArray, sizes: 
     Returns:
         Interpolated values, in the broadcast shape.
     """
-    sizes, repeats = _runs(sizes)
+    # Layouts that differ in the network alone lie side by side: of long rows one point of each run of equal ones.
+    arrays, repeats = np.broadcast_arrays(*sizes), None
+    length = arrays[0].size
+    if length >= MIN_RUNS and arrays[0].ndim == 1:
+        is_new = np.logical_or.reduce([array[1:] != array[:-1] for array in arrays])
+        starts = np.concatenate([[0], np.flatnonzero(is_new) + 1])
+        if 2 * len(starts) <= length:
+            sizes, repeats = [array[starts] for array in arrays], np.diff(starts, append=length)
     first, steps, weights = np.zeros((), dtype=np.intp), np.zeros(1, dtype=np.intp), []
     for axis, size in zip(log_axes, sizes, strict=True):
         above = np.array((0, min(1, len(axis) - 1)))
@@ -84,28 +95,6 @@ def interpolate_grid(log_axes: Sequence[FloatArray], values: FloatArray, sizes: 
         corners = (1 - weight) * corners[..., 0::2] + weight * corners[..., 1::2]
     values_at = np.asarray(corners[..., 0])
     return values_at if repeats is None else np.repeat(values_at, repeats)
-
-
-MIN_RUNS = 1_024
-"""Number of points from which on equal neighbours are looked for."""
-
-
-def _runs(sizes: Sequence[Numbers]) -> tuple[Sequence[Numbers], npt.NDArray[np.int64] | None]:
-    """Join equal neighbours of long rows of points: layouts that differ in the network alone lie side by side.
-
-    Returns:
-        The sizes of one point of each run, and the lengths of the runs; the sizes as given and None where few are
-        equal.
-    """
-    arrays = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in sizes))
-    length = arrays[0].size
-    if length < MIN_RUNS or arrays[0].ndim != 1:
-        return sizes, None
-    is_new = np.logical_or.reduce([array[1:] != array[:-1] for array in arrays])
-    starts = np.concatenate([[0], np.flatnonzero(is_new) + 1])
-    if 2 * len(starts) > length:
-        return sizes, None
-    return [array[starts] for array in arrays], np.diff(starts, append=length)
 
 
 def interpolate_curve(curve: SizeCurve, size: Numbers) -> FloatArray:
