@@ -15,6 +15,7 @@ from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.launchers import ImportRequest
 from milpplan.launchers.megatron.flags import Flag, megatron_flags
 from milpplan.launchers.megatron.launcher import Imported, imported, is_quiet
+from tests.amounts import long_but
 from tests.simulation.cases import shipped_hardware, shipped_model
 
 DATA = Path(__file__).parents[1] / "data" / "launchers"
@@ -500,7 +501,7 @@ def words_of(flag: Flag) -> str:
     return " ".join([flag.name, *[value] * count])
 
 
-@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("base", long_but(("dense",), BASES))
 def test_every_flag_is_priced_listed_or_refused(base: str) -> None:
     """Each of Megatron-LM's flags changes the answer, or is on the list of those that change nothing, or is
     refused by its name or a quoted rule of Megatron-LM's; then ``--ignore`` takes it, gives the answer without it,

@@ -140,8 +140,19 @@ READ = {
 """Large scripts that are read, what is too much in them marked."""
 
 
-SLOW = ("shells", "passed over", "elements cut", "shifted", "appended", "texts run", "doubled array")
-"""Those that take more than a second."""
+SLOW = (
+    "shells",
+    "passed over",
+    "elements cut",
+    "shifted",
+    "appended",
+    "texts run",
+    "doubled array",
+    "variables",
+    "test",
+    "sums",
+)
+"""Those that take more than a second, and another one shows the same."""
 
 
 @pytest.mark.parametrize("name", long_but({*GROWING, *READ} - {*SLOW}, [*GROWING, *READ]))

@@ -14,10 +14,12 @@ from milpplan.lengths.deadline import Deadline
 from milpplan.lengths.single import SingleStrategySearch
 from milpplan.lengths.turns import TurnSearch
 from milpplan.lengths.turns.lagrangian_mixtures import _NARROW, IntervalBounds, Kind
+from tests.amounts import long_but
 from tests.lengths.cases import deep_pool, pool
 
 
-def test_a_set_says_which_intervals_its_bound_rests_on() -> None:
+@pytest.mark.parametrize("number", long_but((1,), (1, 3)))
+def test_a_set_says_which_intervals_its_bound_rests_on(number: int) -> None:
     """Of its pipelines, narrow ones, and no step of it is shorter."""
     found = pool()
     statics = SingleStrategySearch(found, 0.01)
@@ -26,10 +28,12 @@ def test_a_set_says_which_intervals_its_bound_rests_on() -> None:
     beaten = replace(statics.best, time_ns=2 * statics.best.time_ns)
     search, looked_at = TurnSearch(found, beaten, 0.0), 0
     search.deadline = Deadline.after(60.0)
-    for number, one in enumerate(search.screen(2).sets):
-        if looked_at == 3 or not any(found.num_stages(search.members[place]) > 1 for place in one.strategies):
+    for place, one in enumerate(search.screen(2).sets):
+        if looked_at == number:
+            break
+        if not any(found.num_stages(search.members[place]) > 1 for place in one.strategies):
             continue
-        left = search.node(one, number)
+        left = search.node(one, place)
         for learn in left.bounding_steps[: left.bounding_steps.index(search._pack)]:
             learn(left)
         if not left.worst_intervals:

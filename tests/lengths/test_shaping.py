@@ -14,7 +14,9 @@ from milpplan.lengths.single import packings_by_shape
     ("case", "name"),
     [
         (Case("llama-33b", "dgx-a100-80", 32, 16_384, Wikipedia(128)), "dp2 tp2 cp2 pp4 selective"),
-        (Case("llama2-7b", "dgx-h100", 16, 16_384, LogNormalLaw(0.8)), "dp8 pp2"),
+        pytest.param(
+            Case("llama2-7b", "dgx-h100", 16, 16_384, LogNormalLaw(0.8)), "dp8 pp2", marks=pytest.mark.long
+        ),
     ],
 )
 def test_shapes_hold_every_sequence_and_are_short(case: Case, name: str) -> None:

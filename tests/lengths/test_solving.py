@@ -17,6 +17,7 @@ from milpplan.errors import InfeasibleError, InvalidInputError
 from milpplan.lengths import MAX_SEQUENCES, LengthsResult, Step, Workload, workload_of
 from milpplan.lengths.deadline import Deadline
 from milpplan.lengths.turns import TurnSearch
+from tests.amounts import long_but
 from tests.lengths.cases import GRAIN, pool, workload
 from tests.small import small_problem
 
@@ -34,7 +35,7 @@ def solved() -> LengthsResult:
         "milpplan.lengths.side_by_side.team_search.TeamSearch.run",
         "milpplan.lengths.heterogeneous.search.HeterogeneousBound.relax",
         "milpplan.lengths.single.single_strategy_search.SingleStrategySearch.run",
-        "milpplan.lengths.turns.turn_search.TurnSearch.screen",
+        pytest.param("milpplan.lengths.turns.turn_search.TurnSearch.screen", marks=pytest.mark.long),
         pytest.param("milpplan.lengths.turns.turn_search.TurnSearch._price", marks=pytest.mark.long),
         pytest.param("milpplan.lengths.turns.turn_search.TurnSearch._branch", marks=pytest.mark.long),
     ],
@@ -64,7 +65,7 @@ def test_ctrl_c_gives_the_best_step_so_far(monkeypatch: pytest.MonkeyPatch, when
     assert sum(count for group in result.groups for _, count in group.buckets) == result.num_sequences
 
 
-@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("beside", long_but((True,), (False, True)))
 def test_ctrl_c_again_gives_the_step_without_a_bound(monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:
     """While bounds are sought after the first one: what is not proved is not said."""
 
@@ -120,10 +121,12 @@ def test_the_step_is_the_sum_of_its_parts() -> None:
     assert result.speedup == result.static.step_time_s / result.step_time_s
 
 
-def test_no_step_of_one_strategy_is_below_the_static_bound() -> None:
-    """Every strategy packed at its exact time."""
+@pytest.mark.parametrize("every", long_but((4,), (4, 1)))
+def test_no_step_of_one_strategy_is_below_the_static_bound(every: int) -> None:
+    """Every strategy, or every fourth one, packed at its exact time."""
     found = pool()
-    for member, one in enumerate(found.members):
+    for member in range(0, len(found.members), every):
+        one = found.members[member]
         if one.candidate.layout.pp > 2:
             continue
         packed = found.pack(member, found.load.counts, one.own_memory_quanta)
@@ -132,7 +135,8 @@ def test_no_step_of_one_strategy_is_below_the_static_bound() -> None:
             assert total * 1e-9 >= solved().static.lower_bound_s - 1e-9, one.candidate.name
 
 
-def test_no_step_of_two_strategies_is_below_the_bound() -> None:
+@pytest.mark.parametrize("number", long_but((4,), (4, 10)))
+def test_no_step_of_two_strategies_is_below_the_bound(number: int) -> None:
     """Random pairs and random shares of the sequences, with switches that cost nothing."""
     found, random = pool(), np.random.default_rng(7)
     several = [
@@ -141,7 +145,7 @@ def test_no_step_of_two_strategies_is_below_the_bound() -> None:
         if one.shared_memory_quanta and one.candidate.layout.pp == 1
     ]
     timed = 0
-    for _ in range(10):
+    for _ in range(number):
         pair = random.choice(several, 2, replace=False)
         share = random.integers(0, found.load.counts + 1)
         parts = [
@@ -155,7 +159,7 @@ def test_no_step_of_two_strategies_is_below_the_bound() -> None:
         total += sum(found.reduce_ns(int(member)) for member in pair) + min(found.finish_ns(int(m)) for m in pair)
         assert total * 1e-9 >= solved().lower_bound_s
         timed += 1
-    assert timed > 3
+    assert timed > number // 4
 
 
 def test_results_are_plain_data() -> None:

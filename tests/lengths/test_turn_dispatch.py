@@ -76,7 +76,7 @@ def test_every_sequence_runs_once_and_a_solve_of_the_batch_agrees(pp: int) -> No
     assert solved(pp).lower_bound_s <= time_s <= solved(pp).step_time_s * (1.05 if pp == 1 else 1.1)
 
 
-@pytest.mark.parametrize("pp", [1, 2])
+@pytest.mark.parametrize("pp", long_but((1,), (1, 2)))
 def test_no_step_of_the_strategies_is_below_the_bound(pp: int) -> None:
     """The solver's own step, whose packings are improved for seconds, is not below the bound of milliseconds; and
     that of twice the batch is above it, but not above twice the time."""
