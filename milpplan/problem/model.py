@@ -377,9 +377,8 @@ class ModelSpec(Record):
     @property
     def recompute_modules(self) -> tuple[RecomputeModule, ...]:
         """Modules that some layer has."""
-        return tuple(
-            name for name in RECOMPUTE_MODULES if any(name in run.recompute_modules for run in self.layers)
-        )
+        present = {name for run in self.layers for name in run.recompute_modules}
+        return tuple(name for name in RECOMPUTE_MODULES if name in present)
 
     @property
     def has_experts(self) -> bool:

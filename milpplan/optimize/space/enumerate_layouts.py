@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from milpplan.optimize.space.layout_space import (
     cross,
     expand,
     not_forbidden,
+    num_rows,
 )
 from milpplan.optimize.space.lazy_product import Blocks, apply_rules, without_slower_transfers
 from milpplan.optimize.space.rules import (
@@ -340,6 +341,9 @@ def _switch_lists(problem: Problem, rule_filter: RuleFilter, columns: Columns) -
     return Choices.joined(parts).shared()
 
 
+MODULES_RULE: Final = "recompute_modules_of_the_model"
+
+
 def _switches(
     problem: Problem, rule_filter: RuleFilter, columns: Mapping[str, IntArray]
 ) -> Mapping[str, IntArray]:
@@ -352,6 +356,12 @@ def _switches(
     rules = EXECUTION_RULES | CAPACITY_RULES | DOMINANCE
     if problem.job.alignment is not None and "offload_weights" in asked:
         rules |= ALIGNMENT_SWITCH_RULES
+    # One rule reads the modules of recomputation: they are crossed last, with the few rows that are legal.
+    modules = asked.pop("recompute_modules", None)
+    module_rules, each = {}, 1
+    if modules is not None:
+        module_rules, each = {MODULES_RULE: rules[MODULES_RULE]}, len(modules)
+        rules = {name: rule for name, rule in rules.items() if name != MODULES_RULE}
     for name, values in asked.items():
         if name == "dp_replicate":
             rules |= HYBRID_RULES
@@ -360,8 +370,14 @@ def _switches(
             columns = expand(columns, name, options, columns["dp"])
         else:
             columns = cross(columns, name, values)
-    kept = rule_filter.keep({**columns, **default_switches(columns)}, rules)
-    return {name: column for name, column in kept.items() if name in columns}
+    rule_filter.enumerated += num_rows(columns) * each
+    kept = rule_filter.apply({**columns, **default_switches(columns)}, rules, each)
+    columns = {name: kept[name] for name in columns}
+    if modules is not None:
+        columns = cross(columns, "recompute_modules", modules)
+        kept = rule_filter.apply({**columns, **default_switches(columns)}, module_rules)
+        columns = {name: kept[name] for name in columns}
+    return columns
 
 
 def _shardings(

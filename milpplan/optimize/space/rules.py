@@ -98,8 +98,10 @@ def switch_values(problem: Problem, name: str) -> Sequence[int | str]:
 
 def _priced_modules(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
     """Require modules that some layer has, none inside another, and inputs that are gathered again."""
-    priced = np.array([problem.prices_modules(modules) for modules in MODULE_SETS])
-    return np.asarray(priced[c["recompute_modules"]] & ((c["recompute_modules"] == 0) | (c["gather_again"] == 1)))
+    chosen, priced = c["recompute_modules"], np.zeros(len(MODULE_SETS), dtype=bool)
+    for number in np.flatnonzero(np.bincount(chosen)).tolist():
+        priced[number] = problem.prices_modules(MODULE_SETS[number])
+    return np.asarray(priced[chosen] & ((chosen == 0) | (c["gather_again"] == 1)))
 
 
 def asked_switches(problem: Problem) -> dict[str, IntArray]:
