@@ -18,7 +18,7 @@ from milpplan.optimize.milp import Program
 from milpplan.optimize.search import layout_tasks
 from milpplan.optimize.search.layout_tasks import AheadDecider, AheadInit, Question
 from milpplan.parallel import WorkerProcess
-from tests.amounts import first, long_but
+from tests.amounts import long_but
 from tests.optimize.mixed_problems import mixed_problem, switched_problem
 from tests.optimize.problems import random_problem
 from tests.optimize.test_crew import facts, is_alive
@@ -93,7 +93,7 @@ def all_facts(result: PlanResult) -> tuple[object, ...]:
     return (*facts(result), result.runners_up, result.fastest, [entry.incumbent for entry in result.log][-1:])
 
 
-@pytest.mark.parametrize("seed", first(2, range(200)))
+@pytest.mark.parametrize("seed", long_but((1,), range(200)))
 @pytest.mark.parametrize("process", [Inside, Failing])
 def test_any_number_of_processes_gives_the_same_answer(
     process: object, seed: int, early: pytest.MonkeyPatch
@@ -145,10 +145,10 @@ def shared() -> Problem:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (EARLY | {"WorkerProcess": Noted}).items():
             patch.setattr(layout_tasks, name, value)
-        for seed in range(0, 200, 4):
+        for seed in range(40, 200, 4):
             started.clear()
             result = solve(small(seed), workers=2, gap=0, any_chunks=False)
-            if result.plan is not None and started and result.work.relaxations > 20:
+            if result.plan is not None and started and result.work.relaxations > 15:
                 return small(seed)
     raise AssertionError("no seed gives one")
 
@@ -209,10 +209,9 @@ def test_processes_that_are_killed_change_nothing(shared: Problem, early: pytest
         process.process.kill()
         return process
 
-    alone = solve(shared, workers=1, gap=0, any_chunks=False)
     early.setattr(layout_tasks, "WorkerProcess", dead)
     together = solve(shared, workers=3, gap=0, any_chunks=False)
-    assert all_facts(alone) == all_facts(together)
+    assert all_facts(whole_answer(shared)) == all_facts(together)
     # A solve that is over sooner does not notice it.
     assert all("died (signal 9" in cause for cause in together.details["unavailable"])
 

@@ -48,18 +48,20 @@ def assert_is_optimum(result: PlanResult, best: Best, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", ["free", "uniform"])
-def test_short_form_is_brute_force(backend: str, kind: str) -> None:
+@pytest.mark.parametrize("count", long_but((4,), (4, 8)))
+def test_short_form_is_brute_force(backend: str, kind: str, count: int) -> None:
     """From the search's plan, blocks and open layouts have the optimum of brute force."""
-    for seed in range(700, 708):
+    for seed in range(700, 700 + count):
         result, best = searched(seed, kind)
         if best is not None:
             assert_is_optimum(result, best, backend)
 
 
 @pytest.mark.parametrize("backend", long_but(("highs",), BACKENDS))
-def test_short_form_is_the_full_form(backend: str) -> None:
+@pytest.mark.parametrize("count", long_but((2,), (2, 4)))
+def test_short_form_is_the_full_form(backend: str, count: int) -> None:
     """Rows for every legal layout, and no bound at all, lead to the same optimum."""
-    for seed in range(700, 704):
+    for seed in range(700, 700 + count):
         result, best = searched(seed)
         full = solve_monolithic(result.problem, backend=backend, gap=0.0)
         assert (full.plan is None) == (best is None)
@@ -68,7 +70,7 @@ def test_short_form_is_the_full_form(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", long_but(("cpsat",), BACKENDS))
-@pytest.mark.parametrize("kind", ["free", "uniform"])
+@pytest.mark.parametrize("kind", long_but(("uniform",), ("free", "uniform")))
 def test_a_poor_incumbent_is_improved(backend: str, kind: str) -> None:
     """From a plan up to twice as slow as the best, the program finds the best plan by itself."""
     improved = 0
@@ -83,9 +85,10 @@ def test_a_poor_incumbent_is_improved(backend: str, kind: str) -> None:
     assert improved
 
 
-def test_batches_and_shared_settings() -> None:
+@pytest.mark.parametrize("count", long_but((2,), (2, 4)))
+def test_batches_and_shared_settings(count: int) -> None:
     """The optimum is that of the search where the batch varies, and where all stages share a recompute setting."""
-    for seed in range(740, 744):
+    for seed in range(740, 740 + count):
         problem = random_problem(seed)
         for changed in (
             random_problem(seed, global_batch_size=batch_range(random.Random(seed))),
@@ -107,7 +110,7 @@ def preset_result(kind: str) -> PlanResult:
     return solve(Problem(model=model, hardware=hardware, job=job, space=space), any_chunks=False)
 
 
-@pytest.mark.parametrize("kind", ["uniform", "free"])
+@pytest.mark.parametrize("kind", long_but(("uniform",), ("uniform", "free")))
 def test_presets_agree_and_can_be_written(kind: str, tmp_path: Path) -> None:
     """A job of presets agrees with its search, its rows are small, and CBC alone finds the optimum in the file."""
     answer = solve_block_program(preset_result(kind))

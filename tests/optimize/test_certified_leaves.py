@@ -119,10 +119,7 @@ KINDS: Mapping[str, Callable[[Path], str]] = {
 }
 
 
-OFTEN = (
-    *("uniform, forbidden", "simpler than the fastest", "mixed cluster", "cost of a run", "infeasible"),
-    *("a launcher's", "both ends"),
-)
+OFTEN = ("simpler than the fastest", "mixed cluster", "cost of a run", "infeasible", "both ends")
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +255,7 @@ def original_value(data: Any, place: tuple[str | int, ...]) -> Any:
 @pytest.mark.parametrize("kind", long_but(OFTEN, KINDS))
 def test_some_changes_of_each_kind_are_found(kind: str, texts: Callable[[str], str], tmp_path: Path) -> None:
     """The result as it was written is certified; of all changes, some are tried and none passes."""
-    assert passing(kind, texts(kind), tmp_path / "changed.json", number=25) == []
+    assert passing(kind, texts(kind), tmp_path / "changed.json", number=10) == []
 
 
 def test_order_of_compared_plans_is_certified(texts: Callable[[str], str], tmp_path: Path) -> None:
