@@ -209,12 +209,12 @@ def test_the_table_of_runs_held_out(tmp_path: Path) -> None:
 def test_coverage_by_framework() -> None:
     """Runs whose products are 0.8 of the description's rate are within the priors' sigma of it (0.78), and half as
     fast ones are not; constants fitted to the other source cover them. Means weigh sources alike."""
-    own, others = runs_of("dgxc-benchmarking", 5), runs_of("nemo-docs", 6)
-    assert coverage.without_constants(own) == Coverage("dgxc-benchmarking", 5, 5)
+    own, others = runs_of("dgxc-benchmarking", 3), runs_of("nemo-docs", 3)
+    assert coverage.without_constants(own) == Coverage("dgxc-benchmarking", 3, 3)
     slow = [replace(run, step_time_s=3 * run.step_time_s) for run in own]
     assert coverage.without_constants(slow).num_within == 0
     left_out = coverage.source_left_out(own, others)
-    assert left_out == Coverage("dgxc-benchmarking", 5, 5)
+    assert left_out == Coverage("dgxc-benchmarking", 3, 3)
     rows = [("nemo", coverage.KINDS[0], Coverage("a", 4, 1)), ("nemo", coverage.KINDS[0], Coverage("b", 8, 6))]
     lines = coverage.table([*rows, ("nemo", coverage.KINDS[2], left_out)]).splitlines()
-    assert lines[2:] == ["| nemo | 7 of 12 | - | 5 of 5 |", "| **mean of sources** | 50 % | - | 100 % |"]
+    assert lines[2:] == ["| nemo | 7 of 12 | - | 3 of 3 |", "| **mean of sources** | 50 % | - | 100 % |"]

@@ -10,7 +10,7 @@ import pytest
 from milpplan import Job, Problem, load_hardware, load_model, solve_lengths, workload_of
 from milpplan.lengths import Load, StrategyTables, cutoff_ns
 from milpplan.lengths.bounds import NOTHING, PinnedItem
-from tests.amounts import first
+from tests.amounts import long_but
 from tests.lengths.cases import GRAIN, deep_pool
 
 STEPS: dict[str, tuple[str, str, int, list[int], int, dict[str, tuple[int, ...]], dict[str, Any]]] = {
@@ -21,7 +21,7 @@ STEPS: dict[str, tuple[str, str, int, list[int], int, dict[str, tuple[int, ...]]
 }
 
 
-@pytest.mark.parametrize("name", first(1, STEPS))
+@pytest.mark.parametrize("name", long_but(("four sequences",), STEPS))
 def test_steps_of_few_lengths_are_solved(name: str) -> None:
     """Every sequence once, and a bound below the step; warnings of numbers are errors."""
     model, hardware, num_gpus, lengths, grain, fixed, asked = STEPS[name]
@@ -30,7 +30,7 @@ def test_steps_of_few_lengths_are_solved(name: str) -> None:
     problem = problem.model_copy(update={"space": problem.space.model_copy(update=fixed)})
     workload = workload_of(np.array(lengths), grain)
     with np.errstate(invalid="raise", divide="raise", over="raise"):
-        found = solve_lengths(problem, workload, grain, 1, time_limit_s=2.5, side_by_side=False, **asked)
+        found = solve_lengths(problem, workload, grain, 1, time_limit_s=1.0, side_by_side=False, **asked)
     held = [one for group in found.groups for replica in group.micro_batches for some in replica for one in some]
     assert sorted(held) == np.repeat(workload.lengths, workload.counts).tolist()
     assert 0.0 < found.lower_bound_s <= found.step_time_s

@@ -56,7 +56,7 @@ def test_ctrl_c_gives_the_best_step_so_far(monkeypatch: pytest.MonkeyPatch, when
     monkeypatch.setattr(owner, name, interrupted)
     problem, beside = small_problem(memory_gib=40), "TeamSearch" in when
     spaces = {"side_by_side": beside, "unlike_replicas": "Heterogeneous" in when}
-    result = solve_lengths(problem, workload(), GRAIN, 2, 0.001, 8.0, "highs", **spaces)
+    result = solve_lengths(problem, workload(), GRAIN, 2, 0.001, 2.0, "highs", **spaces)
     assert heard
     assert result.interrupted
     assert result.to_dict()["interrupted"]
@@ -211,7 +211,8 @@ def test_bad_steps_are_refused() -> None:
             solve_lengths(small_problem(space={name: (True,)}), workload(), GRAIN)
 
 
-def test_no_set_is_shorter_than_what_is_known_of_it() -> None:
+@pytest.mark.parametrize("number", long_but((1,), (1, 2)))
+def test_no_set_is_shorter_than_what_is_known_of_it(number: int) -> None:
     """Sets with pipelines, cut into intervals and into classes, at first in one strategy only, and priced: no
     random share of the sequences, packed and timed exactly, in its best order with its switches, is below any of
     the bounds."""
@@ -227,7 +228,7 @@ def test_no_set_is_shorter_than_what_is_known_of_it() -> None:
         one for one in sets if sum(found.num_stages(search.members[place]) == 2 for place in one.strategies) == 1
     ]
     checked, tight = 0, 0.0
-    for place in random.choice(len(with_pipelines), 2, replace=False).tolist():
+    for place in random.choice(len(with_pipelines), number, replace=False).tolist():
         left = search.node(with_pipelines[place], place)
         bounds = [left.bound_ns]
         search.bounds.common_strategies = {int(random.choice(left.screened.strategies))}
@@ -236,7 +237,7 @@ def test_no_set_is_shorter_than_what_is_known_of_it() -> None:
             bounds.append(left.bound_ns)
         assert bounds == sorted(bounds)
         held = [search.members[one] for one in with_pipelines[place].strategies]
-        for _ in range(4):
+        for _ in range(8 // number):
             share = random.integers(0, found.load.counts + 1)
             parts = {held[0]: share, held[1]: found.load.counts - share}
             step = search.orders.arranged(held, parts) if all(one.any() for one in parts.values()) else None

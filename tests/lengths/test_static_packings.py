@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from benchmarks.length_jobs import ALIGNMENT, Case, K, ParetoTail
 from milpplan.lengths import Load, Packed, StrategyTables, quantum_problem, replicas_ns
 from milpplan.lengths.single import Incumbents
-from tests.lengths.cases import GRAIN, pool
+from tests.lengths.cases import GRAIN, pool_of, workload
+from tests.small import small_problem
+
+
+@cache
+def pool() -> StrategyTables:
+    """Pipelines of two stages, and few sequences."""
+    return pool_of(small_problem(memory_gib=40, space={"pp": (2,)}), workload(short=8))
 
 
 def pipelined() -> int:

@@ -206,7 +206,7 @@ def test_degrees_side_by_side_are_one_space_with_the_rest() -> None:
     document = result.to_dict()["side_by_side"]
     assert document["step_time_s"] == result.step_time_s
     assert len(document["turns"]) == len(result.side_by_side.turns if result.side_by_side else ())
-    rounds = flexsp_step(pool(), 0.1, "highs")
+    rounds = flexsp_step(pool(), 0.01, "highs")
     assert rounds.step_time_s is not None
     assert rounds.step_time_s * 1e9 >= TeamSearch(pool(), 0.02).run(math.inf, NEVER).bound_ns
 

@@ -106,7 +106,7 @@ def test_a_batch_is_a_document() -> None:
     )
 
 
-@pytest.mark.parametrize("pp", [1, 2])
+@pytest.mark.parametrize("pp", long_but((1,), (1, 2)))
 def test_steps_are_exported_for_hotspa(pp: int) -> None:
     """The step's strategies become files of HotSPa's runtime, one a layout and a script, when the runtime's
     rules are kept."""
@@ -117,7 +117,7 @@ def test_steps_are_exported_for_hotspa(pp: int) -> None:
     assert launch.bucket_sizes[-1] == 0
 
 
-@pytest.mark.parametrize("pp", [1, 2])
+@pytest.mark.parametrize("pp", long_but((1,), (1, 2)))
 def test_the_plan_is_a_document_that_dispatches(pp: int, tmp_path: Path) -> None:
     """What is read back is the same plan, though its times come from tables, and dispatches other lengths alike;
     a length between those of the tables has no time."""

@@ -54,7 +54,7 @@ def planned() -> list[Any]:
     bulk = mp.simulate_many(problem, [plan.layout])
     judged = [bulk, mp.gap(problem, plan), mp.explain_plan(problem, plan, time_limit_s=1)]
     switched = [links, costs, mp.best_order(costs), mp.plan_switch(problem.model, plan, other, links)]
-    lengths = [workload, mp.solve_lengths(problem, workload, 512, 1, 0.05, 4.0, "highs")]
+    lengths = [workload, mp.solve_lengths(problem, workload, 512, 1, 0.1, 0.5, "highs")]
     return [
         *asked,
         *decided,

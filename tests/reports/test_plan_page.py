@@ -42,6 +42,7 @@ from milpplan.reports.words.plan_words import TIME_PARTS, plan_sentences
 from milpplan.reports.words.result_words import evidence_sentence
 from milpplan.simulation.pipeline.lanes import SLICE_KINDS
 from milpplan.units import gib_text, seconds_text
+from tests.amounts import long_but
 from tests.reports.pages import document, piped, shown
 from tests.simulation.cases import even_plan, problem_of
 from tests.small import small_problem
@@ -359,7 +360,7 @@ def test_words_name_every_degree_and_node_type() -> None:
     assert "stages 0: dgx-h100; 1: dgx-a100-80" in words
 
 
-@pytest.mark.parametrize("pp", [4, 8, 16])
+@pytest.mark.parametrize("pp", long_but((16,), (4, 8, 16)))
 def test_every_stage_has_a_line_and_a_key(pp: int) -> None:
     """The chart of memory draws every stage; each line has its own key, told apart by colour and dashes."""
     problem, plan = piped("1f1b", pp, 16)

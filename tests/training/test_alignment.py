@@ -178,7 +178,7 @@ def test_weights_move_as_hybridflow_says() -> None:
     assert received[1].mean() > 1.4 * received[0].mean()
 
 
-@pytest.mark.parametrize("seed", long_but((2, 3), range(24)))
+@pytest.mark.parametrize("seed", long_but((2,), range(24)))
 def test_all_prices_agree(seed: int) -> None:
     """Bulk simulation gives the simulator's numbers, bounds hold for random plans, and traffic adds up, with
     adapters on every third problem."""

@@ -159,7 +159,7 @@ def test_adapters_take_less_memory_and_no_more_than_their_own_time(seed: int) ->
         assert simulate(ends, plan).step_time_ns <= full.step_time_ns
 
 
-@pytest.mark.parametrize("seed", long_but((0, 1), range(20)))
+@pytest.mark.parametrize("seed", long_but((0,), range(20)))
 def test_bulk_bounds_and_traffic_know_adapters(seed: int) -> None:
     """Bulk simulation gives the simulator's numbers, bounds hold for random plans, and traffic adds up."""
     random = np.random.default_rng(seed)

@@ -201,7 +201,7 @@ def test_whole_matrices_bound_the_most_loaded_rank() -> None:
     assert adam.whole_matrix_ns == 0
 
 
-@pytest.mark.parametrize("seed", long_but((0, 1), range(20)))
+@pytest.mark.parametrize("seed", long_but((0,), range(20)))
 def test_bulk_bounds_and_traffic_know_the_update(seed: int) -> None:
     """Bulk simulation gives the simulator's numbers, bounds hold for random plans, and traffic adds up."""
     random = np.random.default_rng(seed)
