@@ -309,11 +309,11 @@ Allow = Annotated[
         metavar="NAME",
         help="Also decide on what is off by default: offload (weights, activations, optimizer states in the "
         "host's memory), tp-overlap (tensor-parallel communication in tiles), scatter-gather (between stages), "
-        "kept-gathered (inputs that are not gathered again), recompute-modules (what selective recomputation "
-        "replays), ulysses (all-to-alls of heads in context "
-        "parallelism), hsdp (states sharded within groups of replicas), "
-        "placement (the order of the degrees on the cluster), replicas (heterogeneous ones, on two "
-        "to four node types), zero-pipeline (ZeRO 2 and 3 with a pipeline), or all. Repeatable.",
+        "kept-gathered (inputs that are not gathered again), recompute-modules (which of a "
+        "chain of module sets selective recomputation replays), ulysses (all-to-alls of heads in context "
+        "parallelism), hsdp (states sharded within groups of replicas), placement (the order of the degrees on "
+        "the cluster), replicas (heterogeneous ones, on two to four node types), zero-pipeline (ZeRO 2 and 3 "
+        "with a pipeline), or all. Repeatable.",
         rich_help_panel=PLANS,
     ),
 ]

@@ -18,6 +18,7 @@ from milpplan.launchers.megatron.launcher import imported, torchrun_script
 from milpplan.optimize.milp.block_program import solve_block_program
 from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space
 from milpplan.problem import MODULE_SETS, Lora, Plan, Space
+from milpplan.reports.words.plan_words import space_text
 from milpplan.simulation import LayoutColumns
 from milpplan.simulation.bulk.simulate_many import uniform_plan
 from milpplan.simulation.layers import EXPOSED, Phase, layer_activations, layer_seconds
@@ -34,6 +35,7 @@ from tests.optimize.test_optimality import BACKENDS, assert_optimal
 from tests.oracles.whole_program import solve_monolithic
 from tests.simulation.cases import MODEL_HARDWARE, columns_of, even_plan, problem_of, random_layout
 from tests.simulation.test_bulk import with_host
+from tests.small import small_problem
 from tests.training.test_muon import moonlight
 
 OVERLAPS = {"overlap_grad_reduce": True, "overlap_param_gather": True}
@@ -264,3 +266,10 @@ def test_command_names_what_is_replayed() -> None:
     said = " ".join(done.stdout.split())
     assert "selective recomputation replays layernorm, moe" in said
     assert "recomputation of named modules" in said
+
+
+def test_a_proof_names_the_sets_that_it_covers() -> None:
+    """The space that leaves the modules open has a chain of sets, not all of them, and its words say so."""
+    problem = small_problem(space={"recompute_modules": None})
+    assert "a chain of recompute_modules" in space_text(problem)
+    assert len(problem.module_sets) < len(MODULE_SETS)

@@ -324,8 +324,7 @@ class ClosedLayouts:
         self.alike = self.space.switches.alike(LAYER_KEYS)
         self.weights, self.limits_ns = objective_weights(self.problem, blocks)
         self.fits = fitting_blocks(self.problem, self.space)
-        whole, self.placed = np.ones((2, len(blocks)), dtype=np.bool_)
-        self.placed[:] = False
+        whole, self.placed = np.ones(len(blocks), dtype=np.bool_), np.zeros(len(blocks), dtype=np.bool_)
         values = np.where(self.fits & (self.space.sizes > 0), 0.0, np.inf)
         none = np.zeros(0, dtype=np.int32)
         groups = ComputeGroups(self.space, self.alike, none, none, none, np.zeros(0))
@@ -334,6 +333,7 @@ class ClosedLayouts:
     def closed_again(self) -> ClosedLayouts:
         """Return a copy with the same blocks and groups and nothing opened."""
         copied, state = copy(self), self.state
+        copied.placed = self.placed.copy()
         copied.state = self._group_states(
             state.groups, np.zeros_like(state.opened), state.whole, state.block_values
         )

@@ -79,9 +79,8 @@ def switch_values(problem: Problem, name: str) -> Sequence[int | str]:
     """Return the values of a switch in the space.
 
     ``recompute_vision`` is off without images to recompute, ``recompute_modules`` without selective recomputation.
-    Where the space leaves them open: all numbers that
-    divide the heads for ``ulysses``, all numbers up to the GPUs for ``dp_replicate``, of which the rules keep the
-    divisors of dp.
+    Where the space leaves them open: all numbers that divide the heads for ``ulysses``, all numbers up to the GPUs
+    for ``dp_replicate``, of which the rules keep the divisors of dp, and ``Problem.module_sets``.
     """
     if name == "recompute_vision" and not problem.recomputes_vision:
         return (False,)

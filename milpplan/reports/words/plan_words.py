@@ -375,7 +375,9 @@ def narrowings(space: Space) -> list[str]:
             continue
         value = getattr(space, name)
         is_free = value is None and getattr(default, name) is not None
-        if is_free or (name == "rank_order" and set(value) == set(RANK_ORDERS)):
+        if name == "recompute_modules" and is_free:
+            narrowed.append("a chain of recompute_modules")
+        elif is_free or (name == "rank_order" and set(value) == set(RANK_ORDERS)):
             narrowed.append(f"any {name}")
         elif value is not None and value != getattr(default, name):
             narrowed.append(f"{name} {', '.join(str(item) for item in value)}")
