@@ -213,7 +213,7 @@ OR_A_RANGE: Final = ", or a range such as 64:512 or 64:512:64"
 
 
 def whole(text: str, option: str, maximum: int, or_else: str = "") -> int:
-    """Read a positive integer of at most ``most``; ``or_else`` says what else the option takes."""
+    """Read a positive integer of at most ``maximum``; ``or_else`` says what else the option takes."""
     try:
         value = int(text)
     except ValueError:

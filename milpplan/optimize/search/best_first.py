@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.optimize import Progress, SolveContext, objective_weights
-from milpplan.optimize.bounds.closed_form import SAFETY, layout_bounds
+from milpplan.optimize.bounds.closed_form import SAFETY
 from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_uniform_bounds
-from milpplan.optimize.bounds.uniform_plans import uniform_bounds, uniform_plan
+from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.context import deferred, progress_unit, threshold
 from milpplan.optimize.layout.stage_options import fitting_step_ns
 from milpplan.optimize.search.closed_layouts import FATES, ClosedLayouts, PruneRecord
@@ -323,10 +323,7 @@ class Search:
         if self.problem.space.kind == "uniform":
             self._bound_uniform(rows, part, costs)
         else:
-            if isinstance(costs, CostTable):
-                bounds = layout_bounds(self.problem, part, costs)
-            else:
-                bounds = cluster_bounds(self.problem, part, costs)
+            bounds = cluster_bounds(self.problem, part, costs)
             self.explored.bounds_ns[rows] = np.maximum(self.explored.bounds_ns[rows], bounds.step_time_ns)
             self.explored.memory[rows] = bounds.memory_bytes
             fits = np.flatnonzero(bounds.memory_bytes <= usable_memory_bytes(self.problem))
@@ -343,10 +340,7 @@ class Search:
 
     def _bound_uniform(self, rows: IntArray, part: LayoutColumns, costs: SearchTable) -> None:
         """Bound the uniform plans of some layouts; in the uniform space these bounds are the layouts' bounds."""
-        if isinstance(costs, CostTable):
-            uniform = uniform_bounds(self.problem, part, costs)
-        else:
-            uniform = cluster_uniform_bounds(self.problem, part, costs)
+        uniform = cluster_uniform_bounds(self.problem, part, costs)
         fits = uniform.memory_bytes <= usable_memory_bytes(self.problem)
         self.explored.uniform_ns[rows] = np.where(fits, uniform.step_time_ns, np.inf)
         if self.problem.space.kind == "uniform":

@@ -92,7 +92,7 @@ def decide_layout(
     elif len(contexts) == 1:
         outcome = solver.resolve(contexts[0], limit_ns, bound, effort, slack)
     else:
-        outcome = resolve_views(solver, layout, contexts, scales, limit_ns, bound, effort)
+        outcome = resolve(contexts, limit_ns, bound, effort)
     # No plan is at or below the cutoff, which no plan's step can exceed: so no plan fits.
     infeasible = outcome.plan is None and outcome.fate != "open" and longest_ns <= cutoff
     return LayoutResult(task.row, outcome, "does_not_fit" if infeasible else outcome.fate)
