@@ -19,6 +19,7 @@ from milpplan.simulation import simulate
 from milpplan.validation import TERMS, compare
 from milpplan.validation.evidence import exercised_terms
 from milpplan.validation.runs import Run, RunFile, read_runs
+from tests.amounts import first
 from tests.validation.cases import exact_record, record, written
 
 CONSTANTS = ("gemm_efficiency",)
@@ -206,15 +207,19 @@ def test_the_table_of_runs_held_out(tmp_path: Path) -> None:
     assert lines[2].endswith("| 50.0 % | 40.0 % |")
 
 
-def test_coverage_by_framework() -> None:
+@pytest.mark.parametrize(("number", "of_others"), first(1, [(3, 3), (5, 6)]))
+def test_coverage_by_framework(number: int, of_others: int) -> None:
     """Runs whose products are 0.8 of the description's rate are within the priors' sigma of it (0.78), and half as
     fast ones are not; constants fitted to the other source cover them. Means weigh sources alike."""
-    own, others = runs_of("dgxc-benchmarking", 3), runs_of("nemo-docs", 3)
-    assert coverage.without_constants(own) == Coverage("dgxc-benchmarking", 3, 3)
+    own, others = runs_of("dgxc-benchmarking", number), runs_of("nemo-docs", of_others)
+    assert coverage.without_constants(own) == Coverage("dgxc-benchmarking", number, number)
     slow = [replace(run, step_time_s=3 * run.step_time_s) for run in own]
     assert coverage.without_constants(slow).num_within == 0
     left_out = coverage.source_left_out(own, others)
-    assert left_out == Coverage("dgxc-benchmarking", 3, 3)
+    assert left_out == Coverage("dgxc-benchmarking", number, number)
     rows = [("nemo", coverage.KINDS[0], Coverage("a", 4, 1)), ("nemo", coverage.KINDS[0], Coverage("b", 8, 6))]
     lines = coverage.table([*rows, ("nemo", coverage.KINDS[2], left_out)]).splitlines()
-    assert lines[2:] == ["| nemo | 7 of 12 | - | 3 of 3 |", "| **mean of sources** | 50 % | - | 100 % |"]
+    assert lines[2:] == [
+        f"| nemo | 7 of 12 | - | {number} of {number} |",
+        "| **mean of sources** | 50 % | - | 100 % |",
+    ]

@@ -105,8 +105,11 @@ def test_files_of_anything(content: bytes, tmp_path: Path) -> None:
     assert ends_well("simulate", str(path)) == 2
 
 
+@pytest.mark.parametrize("examples", long_but((8,), (8, 60)))
 @pytest.mark.parametrize("which", ["model", "hardware"])
-def test_broken_models_and_hardware(which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_models_and_hardware(
+    which: str, examples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A model or hardware file with anything changed is solved, proved infeasible, or refused."""
     monkeypatch.setattr(solving, "explain", lambda *_: InfeasibleError("proved", "some plan", "more memory"))
     record = small_model() if which == "model" else small_hardware()
@@ -114,7 +117,7 @@ def test_broken_models_and_hardware(which: str, tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "file.json"
     pair = [str(path), "dgx-h100"] if which == "model" else ["llama3-8b", str(path)]
 
-    @settings(FUZZ, max_examples=8)
+    @settings(FUZZ, max_examples=examples)
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
         path.write_text(data.draw(st.composite(changed)(tree)))

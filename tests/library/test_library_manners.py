@@ -68,14 +68,15 @@ def answers(seed: int) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def test_threads_get_what_one_gets() -> None:
+@pytest.mark.parametrize("times", long_but((1,), (1, 2)))
+def test_threads_get_what_one_gets(times: int) -> None:
     """Two solves at the same time, and two graphs, are those of one after the other, to the last bit: nothing is
     shared, and an answer with a seed is the same every time."""
     alone = [facts(milpplan.solve(problem)) for problem in problems()]
     with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(lambda problem: facts(milpplan.solve(problem)), problems()))
+        together = list(pool.map(lambda problem: facts(milpplan.solve(problem)), problems() * times))
         graphs = list(pool.map(answers, [1, 2, 1, 2]))
-    assert together == alone
+    assert together == alone * times
     assert graphs == [answers(1), answers(2)] * 2
     assert alone[0] != alone[1]
 

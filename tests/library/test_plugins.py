@@ -26,6 +26,7 @@ from milpplan.plugins import PluginError
 from milpplan.problem import TP_OVERLAPS, LayerRun, hardware_names
 from milpplan.simulation import FloatArray, LayoutColumns
 from milpplan.simulation.layers import layer_seconds
+from tests.amounts import long_but
 from tests.cli.test_cli import refused, run
 from tests.optimize.brute_force import brute_force, naive_layouts, weight
 from tests.optimize.problems import random_problem
@@ -288,15 +289,16 @@ def deaf_solver(program: Program, limits: Limits) -> object:
     return None
 
 
+@pytest.mark.parametrize("seeds", long_but(((1, 4),), ((1, 4), (0, 1, 2, 3, 4))))
 @pytest.mark.parametrize("name", ["leaving_solver", "failing_solver"])
 def test_a_solver_that_fails_is_gone_on_without(
-    name: str, offered: Offer, capfd: pytest.CaptureFixture[str]
+    name: str, seeds: tuple[int, ...], offered: Offer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Ours take its place: the best plan and its proof come all the same, with the cause; nothing that it prints
     is on stdout."""
     offered("solvers", "bad", f"{__name__}:{name}")
     asked = 0
-    for seed in (1, 4):
+    for seed in seeds:
         problem = random_problem(seed)
         best, result = brute_force(problem, naive_layouts(problem)), solve(problem, backend="bad", gap=0.0)
         assert (best is None) == (result.plan is None)
