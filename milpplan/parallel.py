@@ -184,7 +184,11 @@ class WorkerProcess:
 
 
 def run_tasks(
-    tasks: Sequence[Task], num_workers: int, init: Init, lost: Callable[[Task, str], Result]
+    tasks: Sequence[Task],
+    num_workers: int,
+    init: Init,
+    lost: Callable[[Task, str], Result],
+    cancelled: Callable[[], bool] | None = None,
 ) -> Generator[Result]:
     """Yield the results of tasks, in the order in which they finish; each worker has a task at a time.
 
@@ -196,6 +200,10 @@ def run_tasks(
         num_workers: maximum number of processes; at most one a task is started.
         init: first message to every worker.
         lost: function of a task without an answer, and of how its worker ended, that returns the task's result.
+        cancelled: asked several times a second whether to stop.
+
+    Raises:
+        KeyboardInterrupt: the work was cancelled.
     """
     waiting = list(reversed(tasks))
     some_answered = threading.Event()
@@ -219,6 +227,8 @@ def run_tasks(
         while busy:
             # With a timeout, since an endless wait may hold back Ctrl-C.
             some_answered.wait(POLL_S)
+            if cancelled is not None and cancelled():
+                raise KeyboardInterrupt
             some_answered.clear()
             for process in [process for process in busy if process.answered]:
                 result, died = _result(process, busy.pop(process), lost)

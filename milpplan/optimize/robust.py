@@ -20,8 +20,10 @@ Source: regret over interval data, Kouvelis and Yu, Robust Discrete Optimization
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -31,6 +33,7 @@ from milpplan.errors import InvalidInputError
 from milpplan.optimize.context import LEAST_S, Deadline, SolveContext, objective_weights, printed_unit, undisturbed
 from milpplan.optimize.layout.stage_options import fitting_step_ns
 from milpplan.optimize.milp.backends import backend, witnesses
+from milpplan.optimize.milp.program import Program
 from milpplan.optimize.records import (
     ROBUST_GAP,
     PlanResult,
@@ -42,9 +45,11 @@ from milpplan.optimize.records import (
     untested_terms,
 )
 from milpplan.optimize.search.best_first import Search
+from milpplan.optimize.search.branch_phase import num_workers
 from milpplan.optimize.search.simplest import searched_gap, simplest, simplicity
 from milpplan.optimize.solve import NO_MEMORY, check_options, decide_layouts, solve, solve_from, uniform_plans
 from milpplan.optimize.space.enumerate_layouts import layout_space
+from milpplan.parallel import can_start, run_tasks
 from milpplan.problem import Plan, Problem, Scenario, default_scenarios, in_scenario
 from milpplan.problem.scenarios import NOMINAL
 from milpplan.simulation import LayoutColumns, costs_of, simulate
@@ -53,6 +58,8 @@ from milpplan.units import NS_PER_S
 
 FIRST_SHARE: Final = 0.9
 """Share of the time limit for the solves of all scenarios; the rest is for the search over all of them."""
+ALONE_S: Final = 2.0
+"""Duration of the nominal solve below which one process solves the other scenarios as well."""
 STARTS: Final = 6
 """Number of plans of a scenario's pool from which the other solves start."""
 
@@ -107,6 +114,55 @@ def _check(problem: Problem) -> None:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class ScenarioTask:
+    """Message to a worker: a scenario to solve, and the plans to start from."""
+
+    name: str
+    problem: Problem
+    starts: tuple[Plan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioAnswer:
+    """Result of a scenario, without the record of its layouts, and the programs that its bound rests on."""
+
+    name: str
+    result: PlanResult
+    programs: tuple[Program, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioInit:
+    """First message to a worker. ``options`` hold no functions; ``wants_programs``: answers hold programs."""
+
+    options: SolveOptions
+    wants_programs: bool
+
+    def worker(self, gone: threading.Event) -> ScenarioWorker:
+        """Return the worker that answers the following messages; ``gone`` is set once the parent has gone."""
+        return ScenarioWorker(replace(self.options, cancelled=gone.is_set), self.wants_programs)
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioWorker:
+    """Solves scenarios in a worker process."""
+
+    options: SolveOptions
+    wants_programs: bool
+
+    def reply(self, task: ScenarioTask) -> ScenarioAnswer:
+        """Solve a scenario."""
+        programs: list[Program] = []
+        options = replace(self.options, on_program=programs.append if self.wants_programs else None)
+        result = solve_from(task.problem, options, task.starts)
+        return ScenarioAnswer(task.name, replace(result, layouts=None), tuple(programs))
+
+
+def _unanswered(task: ScenarioTask, how: str) -> None:
+    """Return no answer for the task of a worker that died: this process solves the scenario."""
+
+
 @dataclass(slots=True)
 class _RobustSolve:
     """One run of ``solve_robust``. ``problems``: by the scenario's name, the nominal one first."""
@@ -117,18 +173,23 @@ class _RobustSolve:
     started: float
     deadline: Deadline
     results: dict[str, PlanResult] = field(default_factory=dict)
-    plans: list[Plan] = field(default_factory=list)
-    """Plans of all scenarios' solution pools, without repetition."""
+
+    @property
+    def plans(self) -> list[Plan]:
+        """Plans of the solution pools of all scenarios solved so far, in their order."""
+        solved = [self.results[name] for name in self.problems if name in self.results]
+        pools = [plan for result in solved for plan in (result.plan, *result.runners_up[:STARTS])]
+        return list(dict.fromkeys(plan for plan in pools if plan is not None))
 
     def run(self) -> PlanResult:
         """Solve every scenario, then search for the plan with the least regret."""
         message = ""
         try:
-            for name in self.problems:
-                self._solve_scenario(name)
-                message = self.results[name].message
-                if message:
-                    break
+            nominal = self.problems[NOMINAL]
+            num_turns = 1 + -(-(len(self.problems) - 1) // self._at_once)
+            first = solve(nominal, self._options(num_turns))
+            self.results[NOMINAL] = first
+            message = first.message if first.plan is None else first.message or self._solve_others()
         except KeyboardInterrupt:
             if NOMINAL not in self.results:
                 raise
@@ -155,18 +216,56 @@ class _RobustSolve:
         """Return the message of a solve that is stopped now: none at the time limit."""
         return "" if self.deadline.passed else "Interrupted."
 
-    def _solve_scenario(self, name: str) -> None:
-        """Solve a scenario from the plans known so far, and add its plans."""
-        problem, limit_s = self.problems[name], self.deadline.left_s()
+    def _options(self, num_turns: int) -> SolveOptions:
+        """Return the options of a scenario's solve, if as many solves one after the other share the time left."""
+        limit_s = self.deadline.left_s()
         if limit_s is not None:
             spent = time.monotonic() - self.started
-            waiting = len(self.problems) - len(self.results)
-            limit_s = max(LEAST_S, FIRST_SHARE * (spent + limit_s) - spent) / waiting
-        options = replace(self.options, simplest=False, time_limit_s=limit_s)
-        result = solve_from(problem, options, self.plans) if self.plans else solve(problem, options)
-        self.results[name] = result
-        pool = [plan for plan in (result.plan, *result.runners_up[:STARTS]) if plan is not None]
-        self.plans += [plan for plan in pool if plan not in self.plans]
+            limit_s = max(LEAST_S, FIRST_SHARE * (spent + limit_s) - spent) / num_turns
+        return replace(self.options, simplest=False, time_limit_s=limit_s)
+
+    def _solve_others(self) -> str:
+        """Solve the other scenarios from the plans of the nominal one, several at once where that takes long.
+
+        Returns:
+            The message of a solve that was stopped; empty if none was.
+        """
+        starts = tuple(self.plans)
+        names = [name for name in self.problems if name != NOMINAL]
+        if self._at_once > 1 and self.results[NOMINAL].wall_time_s > ALONE_S:
+            self._solve_at_once(names, starts)
+        left = [name for name in names if name not in self.results]
+        for number, name in enumerate(left):
+            if any(result.message for result in self.results.values()):
+                break
+            options = self._options(len(left) - number)
+            self.results[name] = solve_from(self.problems[name], options, starts)
+        return next((result.message for result in self.results.values() if result.message), "")
+
+    @property
+    def _at_once(self) -> int:
+        """Number of scenarios that worker processes may solve at a time."""
+        return max(1, min(num_workers(self.options), len(self.problems) - 1)) if can_start() else 1
+
+    def _solve_at_once(self, names: Sequence[str], starts: tuple[Plan, ...]) -> None:
+        """Solve scenarios in worker processes; those of a worker that dies are left out."""
+        asked = self.options
+        options = replace(
+            self._options(-(-len(names) // self._at_once)),
+            workers=1,
+            callback=None,
+            cancelled=None,
+            on_program=None,
+        )
+        tasks = [ScenarioTask(name, self.problems[name], starts) for name in names]
+        init = ScenarioInit(options, asked.on_program is not None)
+        with closing(run_tasks(tasks, self._at_once, init, _unanswered, asked.cancelled)) as answers:
+            for answer in answers:
+                if answer is not None:
+                    self.results[answer.name] = answer.result
+                    for program in answer.programs:
+                        assert asked.on_program is not None
+                        asked.on_program(program)
 
     def _minimise_regret(self) -> PlanResult:
         """Search for the plan with the least regret, from the plans of all scenarios."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator, Sequence
 from math import exp
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from milpplan import Problem, solve, solve_robust
+from milpplan import Problem, parallel, solve, solve_robust
 from milpplan.errors import InvalidInputError
 from milpplan.optimize import PlanResult
 from milpplan.optimize.space.enumerate_layouts import layout_space
@@ -180,6 +182,52 @@ def test_the_step_in_every_scenario_is_simulated() -> None:
         assert best.step_time_s is not None
         assert entry.lower_bound_s <= best.step_time_s <= entry.best_s * (1 + 1e-6)
         assert entry.best_s <= entry.step_time_s * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("lost", long_but((("slow links",),), (("slow links",), (), ("slow links", "slow host"))))
+def test_scenarios_solved_at_once_have_the_answers_of_one_process(
+    lost: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Worker processes change nothing, and this process solves the scenarios of those that die."""
+    host = scenario_of("slow host", "a test", layer_launch_s=1e-4)
+
+    def run_tasks(tasks: Sequence[Any], *rest: Any) -> Iterator[Any]:
+        """Yield no answer for some scenarios; of the others that of real processes."""
+        yield from (None for task in tasks if task.name in lost)
+        kept = [task for task in tasks if task.name not in lost]
+        asked.extend(task.name for task in kept)
+        yield from parallel.run_tasks(kept, *rest)
+
+    asked: list[str] = []
+    monkeypatch.setattr("milpplan.optimize.robust.run_tasks", run_tasks)
+    programs: tuple[list[Any], list[Any]] = [], []
+    results = []
+    for alone_s, listed in zip((1e9, 0.0), programs, strict=True):
+        monkeypatch.setattr("milpplan.optimize.robust.ALONE_S", alone_s)
+        problem = small_problem(space={"kind": "free"})
+        changes = {"workers": 2, "gap": 1e-6, "on_program": listed.append}
+        results.append(solve_robust(problem, [SLOW, host], **changes))
+    assert sorted(asked) == sorted({"slow links", "slow host"} - set(lost))
+    assert results[0].regret == results[1].regret
+    assert results[0].plan == results[1].plan
+    assert len(programs[0]) == len(programs[1])
+
+
+def test_scenarios_solved_at_once_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancelled solve keeps the nominal plan, and says that it was interrupted."""
+    monkeypatch.setattr("milpplan.optimize.robust.ALONE_S", 0.0)
+    begun: list[str] = []
+
+    def run_tasks(*words: Any) -> Iterator[Any]:
+        begun.append("workers")
+        yield from parallel.run_tasks(*words)
+
+    monkeypatch.setattr("milpplan.optimize.robust.run_tasks", run_tasks)
+    problem, twice = small_problem(space={"kind": "free"}), SLOW.model_copy(update={"name": "as slow"})
+    result = solve_robust(problem, [SLOW, twice], workers=2, cancelled=lambda: bool(begun))
+    assert begun
+    assert result.plan is not None
+    assert result.message == "Interrupted."
 
 
 @pytest.mark.parametrize("calls", long_but((1, 20, 60, 100_000), (1, 5, 20, 30, 40, 50, 60, 80, 100_000)))
