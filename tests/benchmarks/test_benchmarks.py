@@ -100,6 +100,7 @@ def test_planning_prints_its_tables(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "extrapolated from 2" in out
 
 
+@pytest.mark.long
 def test_planning_json_is_one_document(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,6 +156,7 @@ def test_simulator_speed_compares_two_simulators() -> None:
     assert "gpt3-175b" in speed.simulator_table([measured])
 
 
+@pytest.mark.long
 def test_commands_of_two_versions_are_compared(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -151,6 +151,7 @@ def test_the_table_of_lines_has_a_row_a_source(tmp_path: Path) -> None:
     assert cells[4:8] == cells[8:]
 
 
+@pytest.mark.long
 def test_a_plain_source_is_predicted_by_the_others() -> None:
     """Two sources whose memory is as much slower as each other's predict each other exactly; one common factor
     is fitted, and the table says what it was."""
@@ -207,6 +208,7 @@ def test_the_table_of_runs_held_out(tmp_path: Path) -> None:
     assert lines[2].endswith("| 50.0 % | 40.0 % |")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "of_others"), first(1, [(3, 3), (5, 6)]))
 def test_coverage_by_framework(number: int, of_others: int) -> None:
     """Runs whose products are 0.8 of the description's rate are within the priors' sigma of it (0.78), and half as

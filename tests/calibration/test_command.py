@@ -38,6 +38,7 @@ def runs_path(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_runs_become_an_overlay(runs_path: Path, tmp_path: Path) -> None:
     """The table, the file, one JSON document; what was left out is told."""
     out = tmp_path / "mine.toml"

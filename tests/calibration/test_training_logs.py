@@ -115,6 +115,7 @@ def test_logs_of_other_runs_are_refused(text: str, words: str) -> None:
         read(text)
 
 
+@pytest.mark.long
 def test_a_script_and_its_log_calibrate(tmp_path: Path) -> None:
     """The overlay predicts the measured step; one layout identifies one constant, which is said."""
     runner, plan = CliRunner(), tmp_path / "plan.json"

@@ -276,6 +276,7 @@ def test_bad_input_is_refused(directory: Path, tmp_path: Path) -> None:
     assert "no published sweep" in refused(CliRunner().invoke(app, ["tune", "--play", "nanotron/none"]))
 
 
+@pytest.mark.long
 def test_a_sweep_is_played_to_its_end() -> None:
     """Every trial is a run of the sweep, and the last row is the stop."""
     done = CliRunner().invoke(app, ["tune", "--play", "bloom/h13824-L78/02-25..27"])

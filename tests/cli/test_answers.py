@@ -14,6 +14,7 @@ from tests.cli.test_cli import refused, run
 JOB = ["--global-batch", "64", "--space", "uniform"]
 
 
+@pytest.mark.long
 def test_min_gpus_names_the_fewest_and_why_not_fewer(tmp_path: Path) -> None:
     """The number, its plan in a file that can be simulated, and what the next smaller one lacks."""
     path = tmp_path / "plan.json"

@@ -71,6 +71,7 @@ def test_the_certificate_says_what_was_proved(solved: Path) -> None:
     assert {len(certificate[name]) for name in ("sha256", "problem_sha256", "layouts_sha256")} == {64}
 
 
+@pytest.mark.long
 def test_shares_and_orders_that_were_forbidden_are_certified(tmp_path: Path) -> None:
     """Lists are values of forbidden layouts too: the result is written, and its sentence has them so."""
     path = tmp_path / "result.json"
@@ -191,6 +192,7 @@ def test_a_plan_outside_of_its_space_is_refuted(solved: Path, tmp_path: Path) ->
     assert "not a plan of the space" in done.stdout
 
 
+@pytest.mark.long
 def test_readers_refuse_what_contradicts_itself(solved: Path, tmp_path: Path) -> None:
     """Who only reads a result believes no bound above its plan, nor another sentence, however it is sealed."""
     for name in ("a bound of the step above the plan", "the gap", "the sentence", "the digest of the problem"):
@@ -203,6 +205,7 @@ def test_readers_refuse_what_contradicts_itself(solved: Path, tmp_path: Path) ->
         assert "The file proves" not in run("explain", path, "--why-not", "tp=1", "--time-limit", "0.1").stderr
 
 
+@pytest.mark.long
 def test_other_kinds_are_refused_by_name(solved: Path, tmp_path: Path) -> None:
     """Documents without one proof say what they are and what to certify instead."""
     pair, small = ("llama3-8b", "dgx-h100"), ("--global-batch", "8", "--space", "uniform", "--fix", "tp=1")

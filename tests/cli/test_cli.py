@@ -52,6 +52,7 @@ def plan_path(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_the_widest_space_is_named() -> None:
     """``--space any`` says so in the headline, and other words are refused."""
     result = run(*SOLVE[:-1], "any", "--fix", "pp=2", "--fix", "tp=1", "--time-limit", "2")
@@ -247,6 +248,7 @@ def test_fp8_where_there_is_none_is_refused() -> None:
     assert "no fp8" in refused(run(*words))
 
 
+@pytest.mark.long
 def test_fixed_forbidden_and_ranges_reach_the_problem() -> None:
     """--fix with several values, --forbid, ranges and switches all take part."""
     words = ["solve", *PAIR, "--gpus", "8:16:8", "--global-batch", "32:64:32", "--space", "uniform"]
@@ -258,6 +260,7 @@ def test_fixed_forbidden_and_ranges_reach_the_problem() -> None:
     assert layout.pp > 1
 
 
+@pytest.mark.long
 def test_schedules_to_choose_from() -> None:
     """--schedule takes names or all; the help names every one; --fix narrows them, and what makes no sense is
     refused."""

@@ -220,7 +220,7 @@ def test_workers_that_are_killed_at_a_random_moment(name: str, seed: int, tmp_pa
 
 
 @pytest.mark.parametrize("room", first(1, [0, 200, 4_096, 10**7]))
-@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("background", first(1, (False, True)))
 def test_a_disk_without_room(room: int, background: bool, tmp_path: Path) -> None:
     """The result cannot be kept: the plan is printed all the same, the program says what is wrong, and what lay at
     the file's place stays."""

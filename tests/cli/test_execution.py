@@ -57,8 +57,8 @@ def test_report_says_what_is_on_the_host() -> None:
     ("fix", "shown"),
     [
         (("tp_overlap=ring", "sequence_parallel=true"), "tensor-parallel overlap: ring"),
-        (("gather_again=false",), "inputs stay gathered"),
-        (("pp_scatter_gather=true",), "stages scatter and gather"),
+        pytest.param(("gather_again=false",), "inputs stay gathered", marks=pytest.mark.long),
+        pytest.param(("pp_scatter_gather=true",), "stages scatter and gather", marks=pytest.mark.long),
     ],
 )
 def test_fixed_switches_are_shown(fix: tuple[str, ...], shown: str) -> None:

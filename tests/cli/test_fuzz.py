@@ -106,7 +106,7 @@ def test_files_of_anything(content: bytes, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("examples", long_but((8,), (8, 60)))
-@pytest.mark.parametrize("which", ["model", "hardware"])
+@pytest.mark.parametrize("which", long_but(("hardware",), ("model", "hardware")))
 def test_broken_models_and_hardware(
     which: str, examples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +151,7 @@ def test_every_command_ends_well_whatever_is_in_its_file(
 
 
 @pytest.mark.parametrize("most", long_but((2,), (2, 10_000)))
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", long_but(("megatron", "deepspeed"), TARGETS))
 def test_every_key_of_every_launcher_with_other_types(
     name: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def script(tmp_path: Path) -> tuple[Path, list[str]]:
     return path, [str(path), "--from", "megatron", "--hardware", str(hardware), *FAST]
 
 
+@pytest.mark.long
 def test_a_command_line_comes_from_standard_input(script: tuple[Path, list[str]], tmp_path: Path) -> None:
     """``-`` is what is piped in, judged and imported as the file is; nothing piped in is refused."""
     path, (_, *words) = script
@@ -353,6 +354,7 @@ def test_broken_plan_files(data: st.DataObject, tmp_path: Path) -> None:
     ends_well("gap", str(path), "--space", "uniform", "--time-limit", "0.05")
 
 
+@pytest.mark.long
 @settings(FUZZ, max_examples=5)
 @given(data=st.data())
 def test_broken_scripts(data: st.DataObject, script: tuple[Path, list[str]]) -> None:

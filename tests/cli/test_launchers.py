@@ -16,6 +16,7 @@ from milpplan import fixed, solve
 from milpplan.cli import arguments
 from milpplan.cli.app import app
 from milpplan.reports.documents import PlanFile, document_text, plan_document
+from tests.amounts import long_but
 from tests.cli.test_traffic import JOB
 from tests.launchers.cases import llama_uneven, round_trip
 from tests.launchers.test_deepspeed import llama as llama_of_deepspeed
@@ -93,7 +94,7 @@ def test_what_the_target_cannot_express_is_refused(plan_path: Path, tmp_path: Pa
     assert not target.exists()
 
 
-@pytest.mark.parametrize("target", CONFIGURED)
+@pytest.mark.parametrize("target", long_but(("nanotron",), CONFIGURED))
 def test_a_configuration_comes_back_through_the_command_line(target: str, tmp_path: Path) -> None:
     """All files in a directory, settings as JSON, and an import that costs what the plan costs."""
     build, names = CONFIGURED[target]

@@ -53,6 +53,7 @@ def assert_described(document: dict[str, Any]) -> None:
     assert described == document
 
 
+@pytest.mark.long
 def test_json_is_one_document(lines: Path, tmp_path: Path) -> None:
     """The keys of the issue, a proof, and the same document in the file."""
     out = tmp_path / "step.json"
@@ -116,6 +117,7 @@ def test_padded_buckets_without_a_causal_mask(lines: Path) -> None:
     assert {len(set(one)) for one in packs} == {1}
 
 
+@pytest.mark.long
 def test_baselines_are_compared(lines: Path, tmp_path: Path) -> None:
     """The rules by name, in the tables and in the document."""
     out = tmp_path / "step.json"
@@ -129,6 +131,7 @@ def test_baselines_are_compared(lines: Path, tmp_path: Path) -> None:
     assert all(one["rule"] in text for one in rules)
 
 
+@pytest.mark.long
 def test_degrees_side_by_side(tmp_path: Path) -> None:
     """One sequence that only the whole cluster holds, and many short ones: which GPUs run what and when, in the
     tables and in the document, and a step shorter than that of the best single strategy."""
@@ -330,6 +333,7 @@ def test_options_of_lengths_need_the_file() -> None:
     assert (code, "--turns-only is given without --lengths" in errors) == (2, True)
 
 
+@pytest.mark.long
 def test_a_million_lines_are_refused_or_cut_in_bounded_time(tmp_path: Path) -> None:
     """A step of a million sequences is too large; its first sixteen are a step."""
     path = tmp_path / "lengths.txt"

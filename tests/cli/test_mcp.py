@@ -32,12 +32,15 @@ def talk(words: Talk, *options: str, folder: Path | None = None) -> Any:
 
 
 def test_commands_are_tools_that_only_read() -> None:
-    """Every command but those that ask or write; no parameter names a file to write."""
+    """Every command but those that ask or write; no parameter names a file to write. One of them answers."""
 
     async def words(client: Any) -> Any:
-        return (await client.list_tools()).tools
+        return (await client.list_tools()).tools, await client.call_tool("show", {"name": "llama3-8b"})
 
-    tools = {tool.name: tool for tool in talk(words)}
+    listed, shown = talk(words)
+    assert not shown.is_error
+    assert "llama3-8b" in shown.content[0].text
+    tools = {tool.name: tool for tool in listed}
     commands = {name for names in COMMANDS.values() for name in names}
     assert commands - tools.keys() == {"init", "mcp", "sweep", "report", "calibrate", "tune", "profile"}
     for name, tool in tools.items():
@@ -48,6 +51,7 @@ def test_commands_are_tools_that_only_read() -> None:
     assert tools["simulate"].input_schema["properties"]["plan"]["description"].startswith("A plan file")
 
 
+@pytest.mark.long
 def test_a_document_goes_from_tool_to_tool(tmp_path: Path) -> None:
     """The answer of ``solve`` is simulated and certified without a file; nothing is left in the folder."""
 
@@ -84,6 +88,7 @@ def test_bad_calls_are_errors_with_their_reason() -> None:
         assert part in result.content[-1].text
 
 
+@pytest.mark.long
 def test_writing_is_allowed_on_request(tmp_path: Path) -> None:
     """With ``--allow-write`` the parameters that name outputs are there, and files are written."""
 

@@ -15,6 +15,7 @@ import pytest
 import milpplan
 from milpplan.library import HOMES
 from milpplan.reports.documents import ResultDocument
+from tests.amounts import first, long_but
 
 PROGRAM = [sys.executable, "-c", "from milpplan.cli import main; main()"]
 SOLVE = ["solve", "llama3-8b", "dgx-h100", "--gpus", "16", "--global-batch", "32", "--space", "uniform"]
@@ -56,7 +57,7 @@ def test_output_survives_a_terminal_that_knows_only_ascii() -> None:
     assert ended.stdout.isascii()
 
 
-@pytest.mark.parametrize("words", [["--version"], [*SOLVE, "--json"]])
+@pytest.mark.parametrize("words", first(1, (["--version"], [*SOLVE, "--json"])))
 def test_standard_output_that_takes_nothing(words: list[str], tmp_path: Path) -> None:
     """Closed: nothing to say. A full disk: the result is lost, so the program says so and exits with 2; a plan
     file that was asked for is written all the same."""
@@ -108,7 +109,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8])
+@pytest.mark.parametrize("seconds", long_but((0.0, 0.1, 0.2), (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)))
 def test_ctrl_c_at_any_moment_is_a_message(seconds: float) -> None:
     """SIGINT while the program still imports, or later: exit code 5 and one line, never a traceback."""
     with subprocess.Popen(
@@ -165,7 +166,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sent", first(1, (signal.SIGINT, signal.SIGTERM)))
 def test_ctrl_c_prints_the_best_plan_so_far(sent: signal.Signals, tmp_path: Path) -> None:
     """SIGINT or SIGTERM in the middle of the search: exit code 4, the plan with its gap, the file written."""
     out = tmp_path / "plan.json"
@@ -206,6 +207,7 @@ main()
 """
 
 
+@pytest.mark.long
 def test_what_a_script_has_put_in_the_background_keeps_its_plan() -> None:
     """SIGINT is ignored there and stays so; SIGTERM, which comes twice from `timeout`, is decided by itself."""
     words = [*SOLVE[:-1], "free", "--gap", "0", "--json"]
@@ -284,7 +286,7 @@ main()
 """
 
 
-@pytest.mark.parametrize(("name", "code"), [("layout_space", 4), ("first_plan", 5)])
+@pytest.mark.parametrize(("name", "code"), first(1, [("first_plan", 5), ("layout_space", 4)]))
 def test_the_time_limit_ends_what_does_not_look_at_the_clock(name: str, code: int) -> None:
     """As Ctrl-C does: with the first plan, if it is there."""
     words = [*SOLVE[:-1], "uniform", "--time-limit", "1000", "--json"]
@@ -310,7 +312,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sent", first(1, (signal.SIGINT, signal.SIGTERM)))
 def test_ctrl_c_while_solvers_are_imported_ends_the_program(sent: signal.Signals, tmp_path: Path) -> None:
     """An import could lose it, and the search go on: exit code 5 and one line at once."""
     path = tmp_path / "lengths.txt"

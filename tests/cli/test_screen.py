@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from milpplan.cli import outcome
 from milpplan.cli.app import COMMANDS, app, load_command
 from milpplan.cli.command import MOVED
+from tests.amounts import long_but
 from tests.cli.test_cli import refused, run
 
 LINES = 25
@@ -32,6 +33,7 @@ SOLVES = {
     "two kinds of hardware": "llama3-8b dgx-h100,dgx-a100-80 --gpus 8 --global-batch 16 --space uniform",
     "not proved": "llama3-8b dgx-h100 --gpus 16 --global-batch 16 --fix pp=4,tp=2 --gap 0 --time-limit 1",
 }
+OFTEN = ("dense", "pipeline", "two node types", "forward only", "on the host", "two kinds of hardware")
 FIRST = ("--gpus", "--global-batch", "--seq-len", "--precision", "--target", "--space", "--fix", "--time-limit")
 """Options that people need first, before ``--out`` and ``--verbose``."""
 
@@ -50,7 +52,9 @@ def timeless(value: Any) -> Any:
     return [timeless(part) for part in value] if isinstance(value, list) else value
 
 
-@pytest.mark.parametrize("name", SOLVES)
+@pytest.mark.parametrize(
+    "name", long_but(SOLVES.keys() - {"not proved", "experts", "a launcher and a price"}, SOLVES)
+)
 def test_the_first_screen_fits_a_terminal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most 25 lines of 80 columns; whatever is called optimal is so for a cost model and a space."""
     monkeypatch.setattr(outcome, "WIDTH", 80)
@@ -137,6 +141,7 @@ def test_the_help_of_the_program_has_sections() -> None:
 LENGTHS = ("llama3-8b", "dgx-h100", "--gpus", "8", "--fix", "tp=2,pp=1", "--gap", "0.1")
 
 
+@pytest.mark.long
 def test_lengths_have_a_command_of_their_own(tmp_path: Path) -> None:
     """It answers as ``solve --lengths`` does, which goes on working and names the new command."""
     path = tmp_path / "lengths.txt"

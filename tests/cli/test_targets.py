@@ -14,11 +14,12 @@ from milpplan.cli.solve_options import SolveWords
 from milpplan.launchers import TARGETS, restrict
 from milpplan.problem import Job, Problem, load_hardware, load_model, stack_names, uncertainty_of
 from milpplan.problem.catalog import LAUNCHER_STACKS, fitted_hardware
+from tests.amounts import first
 
 SMALL = ["solve", "llama3-8b", "dgx-h100", "--gpus", "8", "--global-batch", "16", "--gap", "1e-3"]
 
 
-@pytest.mark.parametrize("target", ["megatron", "accelerate"])
+@pytest.mark.parametrize("target", first(1, ("megatron", "accelerate")))
 def test_solve_export_import(target: str, tmp_path: Path) -> None:
     """The plan of a target is written, exported without a word of refusal, and imported with the same step."""
     out, launch = tmp_path / "plan.json", tmp_path / "launch"
@@ -81,6 +82,7 @@ def test_a_target_has_the_constants_fitted_to_it(hardware: str, options: list[st
     assert uncertainty_of(problem.hardware).overlay == overlay
 
 
+@pytest.mark.long
 def test_python_and_imports_have_the_constants_fitted_to_the_launcher(tmp_path: Path) -> None:
     """``restrict``, ``import`` and ``gap`` choose the stack that ``solve`` chooses, and say so; --no-stack keeps
     bare hardware; a user's description stays as it is."""
@@ -133,6 +135,7 @@ def test_every_stack_of_a_target_ships() -> None:
     assert {stack for stacks in LAUNCHER_STACKS.values() for stack in stacks} <= shipped
 
 
+@pytest.mark.long
 def test_the_margin_of_memory_is_an_option(tmp_path: Path) -> None:
     """A plan leaves the margin that is asked for; its price is printed, written and certified; a share that is
     none is refused."""

@@ -38,6 +38,7 @@ def plan_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_the_report_says_it_all(plan_path: Path) -> None:
     """Distance, limits, worth and neighbours, each in a line that a person can read, plain in a pipe."""
     result = run("explain", str(plan_path), "--time-limit", "600")
@@ -157,6 +158,7 @@ def test_any_wish_is_understood_or_refused(text: str) -> None:
     assert all((refusal.seen, refusal.expected, refusal.do))
 
 
+@pytest.mark.long
 def test_the_proof_of_a_result_is_taken_over(tmp_path: Path) -> None:
     """Of a sealed result for the same space; not of one that forbids layouts, nor of one that was changed."""
     path, narrow = tmp_path / "result.json", tmp_path / "narrow.json"

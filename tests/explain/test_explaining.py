@@ -37,6 +37,7 @@ def poor_plan(problem: Problem) -> Plan:
     raise AssertionError("no poor plan")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_worths")
 def test_a_poor_plan_is_told_its_distance_and_what_closes_it() -> None:
     """The distance holds the truth; each single change keeps the other fields, and its best is that of all plans
@@ -126,6 +127,7 @@ def test_a_plan_that_does_not_fit_is_measured_all_the_same() -> None:
         explain_plan(small_problem(memory_gib=5, num_gpus=1), solve(small_problem(num_gpus=1)).plan)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_worths")
 def test_a_plan_outside_the_space_is_said_to_be() -> None:
     """A better plan than the declared space has is no start for its search, and no distance is hidden."""

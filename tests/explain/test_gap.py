@@ -245,6 +245,7 @@ def test_numbers_that_make_no_sense(wrong: dict[str, float]) -> None:
         milpplan.gap(problem, bad_plan(problem), **wrong)
 
 
+@pytest.mark.long
 def test_clusters_of_several_types_and_forwards_alone() -> None:
     """Plans on mixed clusters, with the host's memory, and of inference are judged and changed like others, and
     priced as the simulator prices them."""

@@ -64,6 +64,7 @@ def test_uniform_neighbours_are_those_of_brute_force(within: float) -> None:
     assert [near.excess for near in found.plans] == sorted(near.excess for near in found.plans)
 
 
+@pytest.mark.long
 def test_free_neighbours_are_near_and_the_rest_proved_far() -> None:
     """Of the free space every plan found is within, and a layout that is not counted has no plan within: its own
     proved best is further away."""

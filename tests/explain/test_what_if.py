@@ -63,6 +63,7 @@ def test_one_more_gib_is_implied_where_no_limit_changes_nothing() -> None:
     assert more.gain.high <= 1e-4
 
 
+@pytest.mark.long
 def test_one_more_gib_is_solved_for_where_memory_binds() -> None:
     """With too little memory for the fastest plan, 1 GiB saves something, and no limit saves no less."""
     problem = small_problem(memory_gib=14, space={"kind": "free"})

@@ -92,6 +92,7 @@ def answered(problem: Problem, wish: dict[str, Any]) -> WishAnswer:
     return answer(yardstick, problem, wish, best, None)
 
 
+@pytest.mark.long
 def test_memory_that_forbids_is_named_with_its_amount() -> None:
     """A wish that does not fit says the least peak and the memory; the truth is not below it."""
     problem = small_problem(memory_gib=12, space={"kind": "free"})

@@ -124,6 +124,7 @@ def test_autoparallels_costs_give_its_programs_optimum() -> None:
     assert solved >= 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", long_but(("auto",), ("auto", "cbc", "cpsat")))
 @pytest.mark.parametrize("name", ["G1", pytest.param("G5", marks=pytest.mark.long)])
 def test_galvatron_is_proved_at_or_below_its_own(name: str, backend: str) -> None:

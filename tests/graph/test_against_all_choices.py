@@ -14,7 +14,7 @@ from milpplan.graph import Peak, StrategyGraph, solve_graph
 from milpplan.graph.solve_graph import BoundRefutedError
 from milpplan.optimize.milp import Limits, Program, Solution
 from milpplan.optimize.milp.backends import backend as named_backend
-from tests.amounts import long_but
+from tests.amounts import first, long_but
 from tests.graph.cases import COSTS, bytes_graph, check_against_all, exact_costs, sum_of_largest
 
 BACKENDS = ("auto", "cbc", "cpsat", "highs")
@@ -54,7 +54,7 @@ def hint_of(rng: np.random.Generator, graph: StrategyGraph, legal: Any) -> list[
 
 
 @pytest.mark.parametrize("count", long_but((24,), (24, 1000)))
-@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("alone", first(1, (False, True)))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_answers_are_those_of_all_choices(
     backend: str, alone: bool, count: int, monkeypatch: pytest.MonkeyPatch
@@ -197,6 +197,7 @@ def test_sums_beyond_doubles_are_refused() -> None:
         assert solution.rounding_error <= 2.0**-40 * sum_of_largest(graph)
 
 
+@pytest.mark.long
 def test_the_clock_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine where a second passes between any two looks at the clock the answer and the way to it are the
     same; a limit only ends a solve."""

@@ -79,6 +79,7 @@ def test_commands_print_what_the_page_says(page: Path, tmp_path: Path) -> None:
 CODE = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.long
 def test_the_backend_tutorial_prints_what_it_says() -> None:
     """Its code runs from the first block to the last, in one namespace, and prints the text after each block."""
     blocks = CODE.findall((DOCS / "backend.md").read_text(encoding="utf-8"))

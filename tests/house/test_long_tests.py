@@ -47,6 +47,7 @@ def test_passes(): pass
 """
 
 
+@pytest.mark.long
 def test_each_test_is_told_once_and_files_take_turns(tmp_path: Path) -> None:
     """With workers too: what fails in its setup, its call, its teardown or in two of them has failed once. Long
     tests take one of every file, then another of each."""

@@ -231,7 +231,7 @@ def test_an_invented_key_is_refused_in_every_section(name: str) -> None:
 
 
 @pytest.mark.parametrize("share", long_but((0.04,), (0.04, 1.0)))
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", long_but(set(NAMES) - {"nanotron", "automodel"}, NAMES))
 def test_a_value_of_another_type_is_refused(name: str, share: float) -> None:
     """Null, lists, tables, numbers out of range, not-a-number and texts where they do not belong: refused, never
     accepted in silence and never an error of the program."""

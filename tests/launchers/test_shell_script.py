@@ -141,6 +141,11 @@ READ = {
 
 
 SLOW = (
+    "sums of sums",
+    "values",
+    "searched",
+    "here document",
+    "trimmed",
     "shells",
     "passed over",
     "elements cut",
@@ -152,7 +157,7 @@ SLOW = (
     "test",
     "sums",
 )
-"""Those that take more than a second, and another one shows the same."""
+"""Those that take most of a second or more, and another one shows the same."""
 
 
 @pytest.mark.parametrize("name", long_but({*GROWING, *READ} - {*SLOW}, [*GROWING, *READ]))

@@ -97,7 +97,7 @@ def test_every_plan_of_the_space_is_exported_and_comes_back(count: int, target: 
     assert told >= min(4, count)
 
 
-@pytest.mark.parametrize("target", long_but(COMPLETE[::2], COMPLETE))
+@pytest.mark.parametrize("target", long_but(COMPLETE[:1], COMPLETE))
 def test_solved_plans_are_of_the_target(target: str) -> None:
     """The best plan of a restricted space is proved, can be exported, and is no faster than that of the whole."""
     whole = problem_of("llama3-8b", "dgx-h100", num_gpus=8, global_batch_size=16)

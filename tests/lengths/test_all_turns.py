@@ -11,6 +11,7 @@ from milpplan import Job, Problem, Space, load_hardware, load_model, solve_lengt
 from milpplan.lengths import Step, Switches, workload_of
 from milpplan.lengths.deadline import Deadline
 from milpplan.lengths.turns import Orders, TurnSearch
+from tests.amounts import first
 from tests.lengths.all_turns import AllTurns
 from tests.lengths.cases import GRAIN, pool_of
 from tests.small import GIB, small_model, small_problem
@@ -38,6 +39,7 @@ def slow_network(name: str, memory_gib: float, share: float, num_layers: int, pp
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("asked", "lengths"),
     [
@@ -107,7 +109,7 @@ def test_no_way_to_know_more_of_a_set_says_too_much(
     assert checked >= 15
 
 
-@pytest.mark.parametrize("lengths", [[1_280] * 6 + [25_600], [7_680] * 5 + [76_800]])
+@pytest.mark.parametrize("lengths", first(1, ([1_280] * 6 + [25_600], [7_680] * 5 + [76_800])))
 def test_what_the_longest_adds_is_for_groups_that_hold_it(lengths: list[int]) -> None:
     """A pipeline with as much memory beside others as alone, of which more is known alone: no set is above its
     best step. (All its groups were taken to hold the longest sequence: up to 15 % above.)"""

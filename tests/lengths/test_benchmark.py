@@ -59,6 +59,7 @@ def small() -> Solved:
     return solved(Case("llama2-7b", "dgx-h100", 8, 8192, Wikipedia(12)), 0.5)
 
 
+@pytest.mark.long
 def test_a_drawn_job_has_a_row_and_counts_where_it_is(small: Solved) -> None:
     """Cells as many as the header has; a gap counts for the edges that it is within as it is printed."""
     result = small.whole

@@ -158,6 +158,7 @@ def test_no_micro_batches_hold_more_than_the_heaviest() -> None:
     assert tight > 0.99
 
 
+@pytest.mark.long
 def test_bounds_that_know_what_fits_hold_for_every_packing() -> None:
     """Random packings of sequences into micro-batches that hold so much take no less than the bounds that know it,
     by programs of their own or shared ones, for their number or any, highest for this load or another; where

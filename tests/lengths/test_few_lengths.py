@@ -21,6 +21,7 @@ STEPS: dict[str, tuple[str, str, int, list[int], int, dict[str, tuple[int, ...]]
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", long_but(("four sequences",), STEPS))
 def test_steps_of_few_lengths_are_solved(name: str) -> None:
     """Every sequence once, and a bound below the step; warnings of numbers are errors."""

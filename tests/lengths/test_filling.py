@@ -145,7 +145,7 @@ def test_times_of_contents_are_those_of_every_stage(turn: int) -> None:
     assert (told[:, 3] == exact.transfer).all()
 
 
-@pytest.mark.parametrize("turn", range(3))
+@pytest.mark.parametrize("turn", first(1, range(3)))
 def test_no_replica_in_a_window_is_below_its_bound(turn: int) -> None:
     """Random micro-batches, as many as the window says and the longest sequence where it says: the exact time is
     no less than what the mixture of real loads proves of whole sequences, or an improved one, which is more."""
@@ -239,6 +239,7 @@ def test_prices_of_a_share_are_those_of_which_it_takes_most(share: float) -> Non
     assert gained > 1e-3, gained
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("turn", first(1, range(3)))
 def test_pipelines_are_bounded_higher_and_no_packing_is_below(turn: int) -> None:
     """Whatever was refined: the bound of the whole workload does not fall, and the best packing is no shorter; for

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from milpplan.lengths import Step, StrategyTables, replicas_ns
 from milpplan.lengths.bounds import exclusive_bounds, longest, max_exclusive
@@ -58,6 +59,7 @@ def test_no_packing_of_what_is_held_is_below_the_bounds() -> None:
     assert raised > 1.2, raised
 
 
+@pytest.mark.long
 def test_sets_know_who_holds_the_longest() -> None:
     """Pairs of which only one strategy holds the long sequences: with random shares of the others, packed,
     switched and timed exactly, no step is below what is known of the pair, which is more than without."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from milpplan.lengths import pipeline_ns
 from milpplan.lengths.bounds import StageLoads, corners, load_bound
@@ -22,6 +23,7 @@ def test_every_pair_has_at_least_a_mixture_of_the_corners() -> None:
         assert ((weights @ pairs).min(axis=1) >= (weights @ found.T).min(axis=1) - 1e-9).all()
 
 
+@pytest.mark.long
 def test_bounds_that_know_kinds_hold_for_every_packing() -> None:
     """Random packings of sequences of several kinds, those that are short on one stage early and late or anywhere,
     take no less than the bound that knows the kinds, which is above the one that knows the least shares only. One

@@ -18,6 +18,7 @@ from tests.amounts import long_but
 from tests.lengths.cases import deep_pool, pool
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", long_but((1,), (1, 3)))
 def test_a_set_says_which_intervals_its_bound_rests_on(number: int) -> None:
     """Of its pipelines, narrow ones, and no step of it is shorter."""

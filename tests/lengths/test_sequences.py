@@ -175,6 +175,7 @@ def test_a_padded_step_is_no_shorter_than_the_packed_bound() -> None:
     assert (padded.to_dict()["padding"], padded.to_dict()["mask"]) == (True, "causal")
 
 
+@pytest.mark.long
 def test_a_full_mask_takes_longer() -> None:
     """The same step, its bound above the causal one's."""
     problem = small_problem(memory_gib=40, space={"pp": (1,), "recompute": ("none",), "cp": (1,)})

@@ -32,7 +32,7 @@ def solved() -> LengthsResult:
 @pytest.mark.parametrize(
     "when",
     [
-        "milpplan.lengths.side_by_side.team_search.TeamSearch.run",
+        pytest.param("milpplan.lengths.side_by_side.team_search.TeamSearch.run", marks=pytest.mark.long),
         "milpplan.lengths.heterogeneous.search.HeterogeneousBound.relax",
         "milpplan.lengths.single.single_strategy_search.SingleStrategySearch.run",
         pytest.param("milpplan.lengths.turns.turn_search.TurnSearch.screen", marks=pytest.mark.long),
@@ -211,6 +211,7 @@ def test_bad_steps_are_refused() -> None:
             solve_lengths(small_problem(space={name: (True,)}), workload(), GRAIN)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", long_but((1,), (1, 2)))
 def test_no_set_is_shorter_than_what_is_known_of_it(number: int) -> None:
     """Sets with pipelines, cut into intervals and into classes, at first in one strategy only, and priced: no

@@ -40,6 +40,7 @@ def exact_ns(member: int, packed: Packed) -> int:
     )
 
 
+@pytest.mark.long
 def test_every_start_is_improved_once_and_the_shortest_packing_stays() -> None:
     """A pipeline has several; none makes the step longer, and when all are gone there is nothing to do. Without
     the others the first one may be longer than what is found."""

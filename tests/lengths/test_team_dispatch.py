@@ -16,6 +16,7 @@ from milpplan.lengths.candidates import candidates
 from milpplan.lengths.dispatch import Dispatcher
 from milpplan.lengths.records import PACKED, RanGroup, RanStep
 from milpplan.lengths.side_by_side import Family, Turn, families, shared_work, simulate_turns
+from tests.amounts import first
 from tests.lengths.cases import GRAIN, pool_of
 from tests.small import small_problem
 
@@ -48,7 +49,7 @@ def alone(lengths: list[int]) -> Family:
     return only
 
 
-@pytest.mark.parametrize("thorough", [False, True])
+@pytest.mark.parametrize("thorough", first(1, (False, True)))
 def test_batches_are_planned_exactly(thorough: bool) -> None:
     """Random batches, simulated anew from the indices by a family made for each, take the time that is said; the
     bound is below it and that of that family, or more; the same batch gets the same answer, from a copy of the

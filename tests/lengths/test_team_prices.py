@@ -110,6 +110,7 @@ def test_what_prices_prove_is_between_the_linear_bound_and_all_steps() -> None:
     assert priced(found, shared, 0.5 * shared.bound_ns, NEVER).bound_ns == shared.bound_ns
 
 
+@pytest.mark.long
 def test_no_packing_of_equal_replicas_is_below_what_prices_prove_of_one_strategy() -> None:
     """Of every strategy of one stage: random packings and a good one take no less; the bound is no less than the
     linear one, higher for some, and near the good packing."""

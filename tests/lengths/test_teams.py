@@ -106,6 +106,7 @@ def test_equal_replicas_are_steps_of_teams() -> None:
         assert shared_work(family()).bound_ns <= step.time_ns
 
 
+@pytest.mark.long
 def test_degrees_that_do_not_divide_each_other_are_bounded_and_planned() -> None:
     """Six seats have degrees 1, 2, 3 and 6: the packing nests 6, 3 and 1, or 6, 2 and 1; a step under the others
     alone is not below the bound either."""
@@ -192,6 +193,7 @@ def test_results_say_who_runs_what_when() -> None:
         }
 
 
+@pytest.mark.long
 def test_degrees_side_by_side_are_one_space_with_the_rest() -> None:
     """The step is no longer than the best of one strategy, which stays as it is without them; the bound is below
     both, and below FlexSP's rounds, which are such steps."""

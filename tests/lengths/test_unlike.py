@@ -177,6 +177,7 @@ def learned(found: StrategyTables) -> HeterogeneousBound:
     return HeterogeneousBound(found, "highs", kinds)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [pool, pytest.param(deep_pool, marks=pytest.mark.long)])
 def test_no_step_breaks_what_is_learned(make: Callable[[], StrategyTables]) -> None:
     """Random steps, at their own times, and what is found: no replica breaks a row of its kind, and no step is
@@ -230,6 +231,7 @@ def test_prices_of_a_replica_are_worth_no_more_than_its_time() -> None:
             assert prices @ held <= time_ns
 
 
+@pytest.mark.long
 def test_every_backend_says_the_same() -> None:
     """The most that a step leaves, below and above what is proved."""
     found = pool()
@@ -328,6 +330,7 @@ def solved() -> LengthsResult:
     )
 
 
+@pytest.mark.long
 def test_results_say_who_runs_what() -> None:
     """Every sequence once, on GPUs of the cluster, no two replicas on one; groups hold the same; the step is the
     last end with the reduction and the finish, shorter than that of any single strategy, and the bound below."""

@@ -80,6 +80,7 @@ def test_an_export_is_that_of_the_command(result: PlanResult, infeasible: PlanRe
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.long
 def test_a_page_is_written(result: PlanResult, tmp_path: Path) -> None:
     """It is one file about this plan, with its proof."""
     page = result.write_report(tmp_path / "page.html", time_limit_s=1).read_text()

@@ -81,6 +81,7 @@ def test_threads_get_what_one_gets(times: int) -> None:
     assert alone[0] != alone[1]
 
 
+@pytest.mark.long
 def test_processes_take_problems_and_give_results() -> None:
     """Problems and results cross to another process and back, with the same answer as here."""
     problem = problems()[0]
@@ -202,7 +203,7 @@ def test_the_same_seed_takes_the_same_way(name: str, monkeypatch: pytest.MonkeyP
     assert len(way) > 3
 
 
-@pytest.mark.parametrize("name", long_but((AUTO, "cpsat"), (AUTO, *BACKENDS)))
+@pytest.mark.parametrize("name", long_but((AUTO,), (AUTO, *BACKENDS)))
 def test_the_same_seed_takes_the_same_way_through_a_graph(name: str) -> None:
     """Twice the same choices and bounds in the same order, the same answer."""
     found = []

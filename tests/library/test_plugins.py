@@ -86,6 +86,7 @@ def milpplan_commands(installed: Path, *commands: tuple[str, ...]) -> list[tuple
     return [(code, out, err) for code, out, err in json.loads(done.stdout)]
 
 
+@pytest.mark.long
 def test_an_installed_package_is_used_by_every_command(installed: Path, tmp_path: Path) -> None:
     """Its hardware, its cost model and its solver in one solve; the plan file needs them again, and says so."""
     result = tmp_path / "result.json"
@@ -314,6 +315,7 @@ def test_a_solver_that_fails_is_gone_on_without(
     assert capfd.readouterr().out == ""
 
 
+@pytest.mark.long
 def test_a_solver_that_ignores_its_limits_is_left_at_the_deadline(offered: Offer) -> None:
     """The best plan so far comes, as by Ctrl-C, and the cause with it."""
     offered("solvers", "deaf", f"{__name__}:deaf_solver")

@@ -124,6 +124,7 @@ def test_a_guess_after_the_answer_of_its_chain_can_be_asked() -> None:
     assert later.paths == {"key": []}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", long_but((1,), range(20)))
 def test_scenarios_too(seed: int, early: pytest.MonkeyPatch) -> None:
     """The plan of the least worst-case regret, with one process and with three."""
@@ -181,7 +182,7 @@ def test_real_processes_answer_and_end(shared: Problem, pids: list[int]) -> None
     assert not any(map(is_alive, pids))
 
 
-@pytest.mark.parametrize("how", ["cancelled", "callback", "time limit"])
+@pytest.mark.parametrize("how", long_but(("cancelled", "time limit"), ("cancelled", "callback", "time limit")))
 def test_stopping_ends_the_processes(how: str, shared: Problem, pids: list[int]) -> None:
     """Cancelled, interrupted by a callback or out of time once a process works: the best plan so far with its
     bound, and no process left."""

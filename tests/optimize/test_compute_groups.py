@@ -39,7 +39,7 @@ from milpplan.simulation import (
     usable_memory_bytes,
 )
 from milpplan.units import NS_PER_S
-from tests.amounts import long_but
+from tests.amounts import first, long_but
 from tests.optimize.mixed_problems import mixed_problem, switched_problem
 from tests.optimize.problems import random_problem
 from tests.optimize.replica_problems import replica_problem
@@ -69,7 +69,8 @@ def opened(gpus: int = 16, model: str = "gpt3-175b", **space: Any) -> Problem:
 
 @pytest.mark.parametrize("seeds", long_but((1,), (1, 40)))
 @pytest.mark.parametrize(
-    "make", [random_problem, mixed_problem, switched_problem, replica_problem, with_execution]
+    "make",
+    first(4, (random_problem, mixed_problem, switched_problem, with_execution, replica_problem)),
 )
 def test_every_layout_is_in_one_group_with_its_bound(make: Any, seeds: int) -> None:
     """The groups' layouts are all of the space, once each, and the bound of a group is what the formula says of
@@ -81,7 +82,7 @@ def test_every_layout_is_in_one_group_with_its_bound(make: Any, seeds: int) -> N
             check_groups(with_space(problem, kind="uniform"), forbidden)
 
 
-@pytest.mark.parametrize("schedules", [("1f1b", "interleaved"), SCHEDULES])
+@pytest.mark.parametrize("schedules", [("1f1b", "interleaved"), pytest.param(SCHEDULES, marks=pytest.mark.long)])
 def test_groups_of_a_space_with_all_switches(schedules: tuple[str, ...]) -> None:
     """The same where switches, schedules and orders of ranks are all to decide; groups are few."""
     problem = opened(schedule=schedules, cp=(1, 2))

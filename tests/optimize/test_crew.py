@@ -150,6 +150,7 @@ def test_workers_find_what_one_finds(seed: int, workers: int, soon: pytest.Monke
         assert together.gap <= PROVED
 
 
+@pytest.mark.long
 def test_the_same_answer_every_time(branched: Problem, alone: PlanResult, soon: pytest.MonkeyPatch) -> None:
     """Real processes, twice: everything but times is the same, and none of them is left."""
     told: list[int] = []
@@ -262,6 +263,7 @@ def test_an_error_there_is_an_error_here() -> None:
     assert process.process.returncode == 0
 
 
+@pytest.mark.long
 def test_time_passes_without_an_answer(branched: Problem) -> None:
     """None at the given time, not an error; and a process that was asked nothing ends at once."""
     process = WorkerProcess(WorkerInit(branched, SolveOptions(), 0.0, wants_programs=False))
@@ -289,6 +291,7 @@ print(solve(any_problem({seed}), workers=2).status)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("killed", long_but((True,), (False, True)))
 def test_scripts_need_no_guard_and_leave_nobody(branched: Problem, killed: bool, tmp_path: Path) -> None:
     """A script without ``if __name__ == "__main__"`` runs once and gets its answer. If it is killed, the process

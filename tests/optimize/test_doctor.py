@@ -14,6 +14,7 @@ from milpplan.optimize.milp.solver_self_test import brute_force, run_canaries
 from tests.amounts import first, long_but
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_programs", long_but((2,), (2, solver_self_test.NUM_RANDOM_PROGRAMS)))
 def test_all_canaries_pass(num_programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the pinned solvers every check passes, and every result explains itself."""
@@ -53,6 +54,7 @@ def test_a_wrong_solver_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "instead of" in result.seen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "error", first(1, [OSError(errno.ENOSPC, "No space left on device", "/tmp"), MemoryError()])
 )

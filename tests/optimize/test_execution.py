@@ -15,7 +15,7 @@ from milpplan.optimize.space.rules import EXECUTION
 from milpplan.problem import HostMemory, Job, Problem, SizeCurve, Space
 from milpplan.simulation import host_capacity_bytes
 from milpplan.simulation.layout_costs import layout_costs
-from tests.amounts import long_but
+from tests.amounts import first, long_but
 from tests.optimize.bounded import bounded_layouts
 from tests.optimize.brute_force import brute_force, constants, costed_plans, naive_layouts, time_and_peak
 from tests.optimize.problems import FAMILIES, random_plan, random_problem, with_memory
@@ -68,7 +68,7 @@ def test_optimum_is_that_of_brute_force_often(block: int) -> None:
 
 
 @pytest.mark.parametrize("backend", long_but(("cpsat",), ("cpsat", "highs")))
-@pytest.mark.parametrize("family", ["dense", "mla", "window"])
+@pytest.mark.parametrize("family", first(1, ("dense", "mla", "window")))
 def test_exchange_of_heads_is_that_of_brute_force(family: str, backend: str) -> None:
     """With context parallelism the exchange of heads, the ring and both together are decided as by brute force,
     and no bound is above a plan of theirs."""
@@ -130,6 +130,7 @@ def hybrid_problem(seed: int, kind: str = "free") -> Problem:
     return with_memory(problem, time_and_peak(problem, constants(problem, layout), plan)[1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", long_but(("highs",), ("cpsat", "highs")))
 def test_hybrid_sharding_is_that_of_brute_force(backend: str) -> None:
     """Groups that shard by themselves are decided as brute force decides, in both spaces; some optima have them,

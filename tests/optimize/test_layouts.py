@@ -432,6 +432,7 @@ def test_rows_are_the_same_one_by_one_and_together(forbidden: tuple[dict[str, in
     assert [backwards.at(row) for row in range(len(space))] == layouts[::-1]
 
 
+@pytest.mark.long
 def test_spaces_beyond_memory_are_refused() -> None:
     """Ranges of GPUs and batches multiply: the product is refused before it is listed, with advice."""
     ranges = {

@@ -94,12 +94,14 @@ def test_optimum_with_switches_is_that_of_brute_force() -> None:
     assert None in best
 
 
+@pytest.mark.long
 def test_optimum_of_forwards_alone_is_that_of_brute_force() -> None:
     """The same of inference, whose step is what filling and draining take, with the borders between the types."""
     best = [check(switched_problem(seed, inference=True)) for seed in (1001, 1003, 1005, 1007)]
     assert None not in best
 
 
+@pytest.mark.long
 def test_uniform_optimum_is_that_of_brute_force() -> None:
     """The same in the uniform space."""
     for seed in range(200, 203):
@@ -185,6 +187,7 @@ def test_slower_nodes_get_fewer_layers() -> None:
     assert result.step_time_s < 0.85 * even.step_time_s
 
 
+@pytest.mark.long
 def test_too_little_memory_is_explained() -> None:
     """What is too small is said of the type that has most, and what helps of the type that would grow."""
     small, large = preset("l40s"), preset("dgx-a100-80")

@@ -87,7 +87,7 @@ def test_optimum_is_that_of_brute_force(backend: str, block: int, count: int) ->
         check(random_problem(seed, family=FAMILIES[seed % len(FAMILIES)]), backend)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", long_but(("cpsat",), BACKENDS))
 @pytest.mark.parametrize("count", long_but((2,), (2, 20)))
 def test_optimum_of_sparse_attention_is_that_of_brute_force(backend: str, count: int) -> None:
     """Of models whose queries attend to selected keys, ``solve`` finds the optimum of brute force, and so does the
@@ -110,7 +110,7 @@ def test_optimum_of_a_hybrid_is_that_of_brute_force(backend: str, count: int) ->
         check(random_problem(seed, family="hybrid"), backend)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", long_but(("cbc",), BACKENDS))
 @pytest.mark.parametrize("share", long_but((0.25,), (0.05, 0.25, 0.5)))
 def test_optimum_with_a_margin_is_that_of_brute_force(backend: str, share: float) -> None:
     """Where plans leave a share of the memory, ``solve`` and the program of the whole space find the best of
@@ -191,7 +191,7 @@ def test_uniform_optimum_is_that_of_brute_force(count: int) -> None:
         check(random_problem(seed, kind="uniform"), "auto")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", long_but(("cbc",), BACKENDS))
 def test_best_batch_of_a_range(backend: str) -> None:
     """Where the batch may vary, the least step time per token of brute force is found."""
     for seed in range(5000, 5002):
@@ -236,7 +236,7 @@ def cluster_problems(objective: str, slack: float, seeds: range) -> list[Problem
 
 
 @pytest.mark.parametrize("count", long_but((3,), (3, 5)))
-@pytest.mark.parametrize("slack", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("slack", long_but((3.0,), (0.5, 1.0, 3.0)))
 def test_fewest_gpus_is_that_of_brute_force(count: int, slack: float) -> None:
     """The fewest GPUs that meet a deadline are found; an impossible deadline is proved impossible."""
     for problem in cluster_problems("num_gpus", slack, range(6000, 6000 + count)):
@@ -246,6 +246,7 @@ def test_fewest_gpus_is_that_of_brute_force(count: int, slack: float) -> None:
         assert result.objective == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", long_but((3,), (3, 5)))
 @pytest.mark.parametrize("slack", [1.0, pytest.param(4.0, marks=pytest.mark.long)])
 def test_gpu_hours_are_those_of_brute_force(count: int, slack: float) -> None:
@@ -276,6 +277,7 @@ def test_warm_start_changes_nothing_but_the_way(count: int) -> None:
             assert_optimal(problem, solve(problem, SolveOptions(gap=EXACT, warm_start=start)), best)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", long_but((2,), (2, 7)))
 def test_forbidden_layouts_are_left_out(count: int) -> None:
     """With the best layout forbidden, the optimum is that of brute force over the others."""

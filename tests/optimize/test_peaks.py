@@ -139,6 +139,7 @@ def test_the_graph_in_the_relaxation_bounds_every_plan(cases: list[tuple[Problem
     assert higher > 5
 
 
+@pytest.mark.long
 def test_the_graph_in_the_relaxation_is_exact_where_a_split_fits_without_recomputation() -> None:
     """With layers of one kind: also what the ends of the model gather and reduce, with layers or without."""
     exact, empty = 0, 0

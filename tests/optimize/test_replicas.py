@@ -50,6 +50,7 @@ def test_optimum_is_that_of_brute_force(backend: str) -> None:
     assert any(layout is not None and layout.pp > 1 for layout in found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("types", "seed"), [(3, 0), pytest.param(4, 2, marks=pytest.mark.long)])
 def test_optimum_on_more_types_is_that_of_brute_force(types: int, seed: int) -> None:
     """The same with replicas of three and of four makes, each with its own share and recomputation."""
@@ -68,6 +69,7 @@ def test_optimum_on_more_types_is_that_of_brute_force_often(seed: int) -> None:
         check(replica_problem(seed, types=types, vpp=(2,), pp=(2,), schedule=("zb-v",)))
 
 
+@pytest.mark.long
 def test_stages_or_replicas_is_a_decision() -> None:
     """With both to choose from, ``solve`` finds the better of the two, which is now the one and now the other."""
     best = [check(replica_problem(seed, mixing=BOTH)) for seed in (3, 5, 104)]
@@ -202,6 +204,7 @@ def test_every_rule_has_an_example_or_is_of_the_cluster() -> None:
     assert set(ALL_REPLICA_RULES) <= set(WORDS)
 
 
+@pytest.mark.long
 def test_shares_follow_the_speed_of_the_nodes() -> None:
     """On A100 and H100 nodes the replicas on H100 take about three times as many micro-batches; the step is proved
     shorter than with equal shares and than with any way to put whole stages on the types."""
@@ -277,6 +280,7 @@ def test_rows_of_sharding_are_found_again() -> None:
     assert any(one.zero_stage == 2 and one.replica_micro_batches for one in zero)
 
 
+@pytest.mark.long
 def test_warm_start_and_second_proof_are_of_the_cluster() -> None:
     """The best plan of a search starts another one, which proves the same, and so does another backend; a bound
     above it is refuted."""

@@ -10,7 +10,7 @@ from milpplan.optimize import untested_terms
 from milpplan.optimize.search.simplest import SIMULATED, Simplicity, searched_gap, simplicity
 from milpplan.problem import Problem
 from milpplan.simulation import usable_memory_bytes
-from tests.amounts import long_but
+from tests.amounts import first, long_but
 from tests.optimize.brute_force import brute_force, costed_layouts, deadline_ns, weight
 from tests.optimize.problems import random_problem
 from tests.small import small_problem
@@ -96,7 +96,7 @@ def test_no_simpler_uniform_plan_is_left_out(count: int) -> None:
     assert chosen > 0
 
 
-@pytest.mark.parametrize("backend", ["cpsat", "cbc"])
+@pytest.mark.parametrize("backend", first(1, ("cpsat", "cbc")))
 @pytest.mark.parametrize("count", long_but((4,), (4, 40)))
 def test_the_answer_of_the_free_space_is_proved(backend: str, count: int) -> None:
     """In the free space the answer is within the gap of brute force, and no plan that the search kept and that is
@@ -143,7 +143,7 @@ def test_the_search_leaves_room_for_the_choice() -> None:
     assert SolveOptions().gap == 1e-3
 
 
-@pytest.mark.parametrize("gap", long_but((1e-4, 7e-3, 0.3), (1e-4, 3e-4, 1e-3, 7e-3, 0.1, 0.3, 0.999)))
+@pytest.mark.parametrize("gap", long_but((7e-3,), (1e-4, 3e-4, 1e-3, 7e-3, 0.1, 0.3, 0.999)))
 def test_any_gap_gives_an_answer(gap: float) -> None:
     """Where the bound is the incumbent less the gap, rounding does not lose the incumbent."""
     for seed in range(6):

@@ -31,7 +31,7 @@ from milpplan.optimize.solve import first_plan
 from milpplan.optimize.space import in_space
 from milpplan.optimize.space import layout_space as rule_filter
 from milpplan.optimize.space.enumerate_layouts import layout_space
-from tests.amounts import first
+from tests.amounts import first, long_but
 from tests.optimize.mixed_problems import mixed_problem, switched_problem
 from tests.optimize.problems import random_problem
 from tests.optimize.replica_problems import replica_problem
@@ -57,6 +57,7 @@ def problem_of(space: str, seed: int) -> Problem:
     return mixed_problem(seed, "uniform" if space == "mixed uniform" else "free")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("few", first(1, (3, 40)))
 def test_the_first_plan_is_one_of_the_space(few: int) -> None:
     """It fits, its layout is listed, its stages are the space's; and nearly every problem with a plan has one."""
@@ -87,7 +88,7 @@ def fail_after_first_plan(patch: pytest.MonkeyPatch, event: str, failing: Callab
     patch.setattr(planner, "first_plan", planned)
 
 
-@pytest.mark.parametrize("event", ["layout_space", "Search"])
+@pytest.mark.parametrize("event", first(1, ("layout_space", "Search")))
 def test_an_interrupt_of_the_set_up_keeps_the_first_plan(event: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the layouts are listed and bounded: a plan that fits, and nothing said to be proved."""
 
@@ -199,7 +200,7 @@ def check_stopped(stopped: PlanResult, whole: PlanResult) -> None:
         assert counted == len(stopped.layouts.space)
 
 
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("space", long_but(("uniform", "free", "mixed"), SPACES))
 @pytest.mark.parametrize("seed", first(1, range(1, 25)))
 def test_an_interrupt_before_any_line_leaves_what_is_true(space: str, seed: int) -> None:
     """Between two lines of the search, wherever: the bound holds, the plan fits, no layout is lost."""
@@ -277,7 +278,7 @@ def test_the_search_looks_at_so_many_layouts_and_no_more(monkeypatch: pytest.Mon
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp")
 
 
-@pytest.mark.parametrize("backend_name", ["auto", "cbc"])
+@pytest.mark.parametrize("backend_name", long_but(("cbc",), ("auto", "cbc")))
 def test_a_full_temporary_folder_costs_no_plan(backend_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """CBC writes files there: others go on without it, as witness and as backend, and the cause is named."""
 

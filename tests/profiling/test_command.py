@@ -163,6 +163,7 @@ def test_other_mistakes(raw: Path, tmp_path: Path) -> None:
     assert not Path(out).exists()
 
 
+@pytest.mark.long
 def test_pytorch_is_not_imported_early() -> None:
     """The command line and the modules behind it load without PyTorch."""
     code = "import sys, milpplan.cli.commands.profile; sys.exit('torch' in sys.modules)"

@@ -360,7 +360,7 @@ def test_words_name_every_degree_and_node_type() -> None:
     assert "stages 0: dgx-h100; 1: dgx-a100-80" in words
 
 
-@pytest.mark.parametrize("pp", long_but((16,), (4, 8, 16)))
+@pytest.mark.parametrize("pp", long_but((4,), (4, 8, 16)))
 def test_every_stage_has_a_line_and_a_key(pp: int) -> None:
     """The chart of memory draws every stage; each line has its own key, told apart by colour and dashes."""
     problem, plan = piped("1f1b", pp, 16)
@@ -373,6 +373,7 @@ def test_every_stage_has_a_line_and_a_key(pp: int) -> None:
     assert len(set(looks[:pp])) == pp
 
 
+@pytest.mark.long
 def test_a_chart_of_some_stages_says_so() -> None:
     """Of 32 stages 16 have lines, and the keys say that."""
     problem, plan = piped("1f1b", 32, 32)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import pytest
+
 from milpplan import PlanResult, load_hardware, load_model, plan_overview, solve
 from milpplan.explain import Missing
 from milpplan.problem import Job, NodeGroup, Problem, Space
@@ -44,6 +46,7 @@ def test_words_say_what_each_type_does() -> None:
     assert "The replicas are heterogeneous: 2 replicas on" in result._repr_html_()
 
 
+@pytest.mark.long
 def test_page_and_trace_have_a_row_group_for_each_make() -> None:
     """The page of a plan of three makes has the stages of each, in the table, the bars and the time line, traffic
     between the types, and every launcher's refusal; the trace has a process for each, and the file all plans."""

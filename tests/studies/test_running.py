@@ -56,6 +56,7 @@ def expected_table() -> list[dict[str, str]]:
     return list(csv.DictReader(text.splitlines()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_stopped_sweep_continues_and_loses_nothing(how: signal.Signals, tmp_path: Path) -> None:
     """Stopped after some cells, by a kill or by Ctrl-C: no worker survives, what was done is not touched again,
@@ -85,6 +86,7 @@ def test_a_stopped_sweep_continues_and_loses_nothing(how: signal.Signals, tmp_pa
     assert reproducible(rows(rest)) == reproducible(rows(reference()))
 
 
+@pytest.mark.long
 def test_a_sweep_prints_one_document_or_a_summary(tmp_path: Path) -> None:
     """--json: statuses, files and rows; without: the cheapest cell of every variant. Exit code 0, for infeasible
     cells are proved too; 6 where a cell has failed."""

@@ -30,7 +30,7 @@ from milpplan.simulation.layout_costs import layout_costs
 from milpplan.switching.planning import plan_switch
 from milpplan.switching.routes import Links
 from milpplan.validation.terms import step_doubled_s, step_without_s, used_terms
-from tests.amounts import long_but
+from tests.amounts import first, long_but
 from tests.consumers import assert_consumers_agree
 from tests.optimize.problems import random_problem
 from tests.optimize.test_optimality import BACKENDS, check
@@ -200,7 +200,7 @@ def test_all_prices_agree(seed: int) -> None:
     assert_consumers_agree(problem, layouts, random)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", first(1, BACKENDS))
 @pytest.mark.parametrize("seed", long_but((51, 52), range(51, 63)))
 def test_optimum_is_that_of_brute_force(backend: str, seed: int) -> None:
     """Random problems of pairs with a frozen reference, and of rollouts, on every backend."""
@@ -255,6 +255,7 @@ JOB = (
 )
 
 
+@pytest.mark.long
 def test_the_command_line_answers_with_evidence(tmp_path: Path) -> None:
     """A solve names the reference, says that no measured run has one, and writes a plan that launchers
     and ``switch`` refuse."""

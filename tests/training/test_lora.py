@@ -19,7 +19,7 @@ from milpplan.simulation import LayoutColumns, states
 from milpplan.simulation.layers import Part, Phase, layer_activations, layer_seconds, trained_parameters
 from milpplan.simulation.layout_costs import layout_costs
 from milpplan.validation import used_terms
-from tests.amounts import long_but
+from tests.amounts import first, long_but
 from tests.consumers import assert_consumers_agree
 from tests.optimize.problems import random_problem
 from tests.optimize.test_optimality import BACKENDS, check
@@ -168,7 +168,7 @@ def test_bulk_bounds_and_traffic_know_adapters(seed: int) -> None:
     assert_consumers_agree(problem, layouts, random)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", first(1, BACKENDS))
 @pytest.mark.parametrize("seed", long_but((3,), range(12)))
 def test_optimum_with_frozen_weights_is_that_of_brute_force(backend: str, seed: int) -> None:
     """Random problems with adapters or frozen ends, on every backend."""
@@ -186,6 +186,7 @@ def run(*words: str) -> Any:
 JOB = ("solve", "llama3-8b", "dgx-h100", "--gpus", "8", "--global-batch", "32", "--fix", "pp=1,cp=1")
 
 
+@pytest.mark.long
 def test_the_command_line_answers_with_evidence(tmp_path: Path) -> None:
     """A solve with adapters names them, says that no measured run covers them, and writes a plan file that
     ``explain`` reads and ``export`` and ``switch`` refuse by name."""

@@ -34,7 +34,7 @@ from milpplan.simulation.layers import (
 )
 from milpplan.simulation.layout_costs import layout_costs
 from milpplan.validation import used_terms
-from tests.amounts import long_but
+from tests.amounts import first, long_but
 from tests.communication.test_messages import free_of_contention, seconds
 from tests.consumers import assert_consumers_agree
 from tests.launchers.cases import deepseek, llama_uneven, round_trip
@@ -172,7 +172,7 @@ def test_bulk_bounds_and_traffic_know_the_layers(seed: int) -> None:
     assert_consumers_agree(problem, layouts, random)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", first(1, BACKENDS))
 @pytest.mark.parametrize("seed", long_but((3, 4), range(12)))
 def test_optimum_is_that_of_brute_force(backend: str, seed: int) -> None:
     """Random problems with one or two layers, on every backend."""
@@ -192,6 +192,7 @@ def run(*words: str) -> Any:
 JOB = ("solve", "llama3-8b", "dgx-h100", "--gpus", "8", "--global-batch", "32", "--fix", "pp=1,cp=1")
 
 
+@pytest.mark.long
 def test_the_command_line_answers_with_evidence(tmp_path: Path) -> None:
     """A solve names the layers, says that no measured run covers them, and writes a plan that ``explain`` reads
     and that launchers without them, and ``switch``, refuse."""

@@ -214,7 +214,7 @@ def test_bulk_bounds_and_traffic_know_the_update(seed: int) -> None:
     assert_consumers_agree(problem, layouts, random)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", long_but(("highs",), BACKENDS))
 @pytest.mark.parametrize("seed", long_but((5,), range(12)))
 def test_optimum_is_that_of_brute_force(backend: str, seed: int) -> None:
     """Random problems with Muon, on every backend."""

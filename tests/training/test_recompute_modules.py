@@ -177,6 +177,7 @@ def test_optimum_is_that_of_brute_force(backend: str) -> None:
     assert len(set(decided) - {"default"}) >= 3
 
 
+@pytest.mark.long
 def test_one_program_has_the_optimum() -> None:
     """The program over blocks and the program of the whole space have the optimum of brute force, too."""
     for seed in (700, 702, 712):

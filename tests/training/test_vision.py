@@ -226,7 +226,7 @@ def test_bulk_bounds_and_traffic_know_images(seed: int) -> None:
     assert_consumers_agree(problem, layouts, random)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", long_but(("highs",), BACKENDS))
 @pytest.mark.parametrize("count", long_but((2,), (2, 20)))
 def test_optimum_with_images_is_that_of_brute_force(backend: str, count: int) -> None:
     """Random problems with images, on every backend."""
@@ -249,6 +249,7 @@ def test_nonsense_is_refused(model: str, job: dict[str, Any], seen: str) -> None
         problem_of(model, "dgx-h100", **job)
 
 
+@pytest.mark.long
 def test_the_command_line_answers_with_evidence(tmp_path: Path) -> None:
     """A solve with images names them and the part that no measured run covers; without images it says so."""
     file = tmp_path / "plan.json"

@@ -204,6 +204,7 @@ def test_the_planned_batch_is_nearly_as_good_as_the_plan(plan: GroupedPlan, disp
     assert found.time_ns <= 1.05 * plan.time_ns
 
 
+@pytest.mark.long
 def test_an_idle_home_gets_only_what_no_other_strategy_holds() -> None:
     """The optimizer's home runs nothing in a plan of short sequences: nor does it in batches that others hold, the
     planned one and one that it would be best for; a sequence that only it holds runs there."""

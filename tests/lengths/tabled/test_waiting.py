@@ -49,7 +49,7 @@ def times_of(kind: Kind, replicas: list[Int64Array]) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("stages", "replicas", "transfer_ns"), first(3, [(2, 1, 0), (4, 1, 900), (3, 2, 0), (4, 3, 0)])
+    ("stages", "replicas", "transfer_ns"), first(1, [(2, 1, 0), (4, 1, 900), (3, 2, 0), (4, 3, 0)])
 )
 def test_no_packing_does_more_within_its_time(stages: int, replicas: int, transfer_ns: int) -> None:
     """Random sequences in random micro-batches of random replicas, whose time is in the interval: work is at most
@@ -78,7 +78,7 @@ def test_no_packing_does_more_within_its_time(stages: int, replicas: int, transf
     assert nearest < 0.5 * whole
 
 
-@pytest.mark.parametrize(("stages", "replicas"), first(2, [(2, 1), (4, 2), (4, 1)]))
+@pytest.mark.parametrize(("stages", "replicas"), first(1, [(2, 1), (4, 2), (4, 1)]))
 def test_longer_sequences_leave_less_room(stages: int, replicas: int) -> None:
     """Rooms fall with the length, and the longest one's is well below what replicas without it have."""
     whole = float(kind_of(stages, replicas).total_units * 3 / replicas)
