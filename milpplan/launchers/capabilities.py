@@ -73,6 +73,8 @@ class Capability:
     more_limits: Callable[[Problem], Mapping[str, Limit]] = _no_limits
     program: Mapping[str, object] = field(default_factory=dict)
     """Fields of ``Software`` by which the program that an export starts keeps other bytes than the hardware's."""
+    formats: Mapping[str, str] = field(default_factory=dict)
+    """Reasons, by fields of ``Job``, why it has no other number format or attention kernel than the default."""
     batch_settings: Mapping[str, str] = field(default_factory=dict)
     """Settings that ``--micro-batch``, ``--accumulation`` and ``--seq-len`` state where files leave them out."""
     hybrid_stages: tuple[int, ...] = (1, 2, 3)

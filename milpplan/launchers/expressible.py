@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from milpplan.errors import IllegalPlanError
-from milpplan.launchers.capabilities import Capability
+from milpplan.launchers.capabilities import Capability, Limit
 from milpplan.launchers.records import ConfigLaunch, Imported, ImportRequest, Refusal
-from milpplan.problem import SCHEDULES, Layout, ModelSpec, Plan, Problem, RankOrder
+from milpplan.problem import SCHEDULES, Job, Layout, ModelSpec, Plan, Problem, RankOrder
 from milpplan.units import counted
 
 
@@ -96,35 +96,22 @@ def plain_job_refusals(problem: Problem) -> list[Refusal]:
     return refusals + job_refusals(problem)
 
 
-def problem_refusals(problem: Problem, products: str, gradients: str, attention: str) -> list[Refusal]:
-    """Refuse jobs that need more than bf16, fp32 gradients, fused attention and a single node type.
-
-    Args:
-        problem: the problem to check.
-        products: why there is no other number format.
-        gradients: why there is no other format of gradients.
-        attention: why there is no unfused attention kernel.
-    """
-    job, refusals = problem.job, plain_job_refusals(problem)
-    if job.precision != "bf16":
-        refusals.append(Refusal(f"precision {job.precision}: {products}"))
-    if job.grad_dtype != "fp32":
-        refusals.append(Refusal(f"gradients in bf16: {gradients}"))
-    if job.attention_kernel != "flash":
-        refusals.append(Refusal(f"an unfused attention kernel: {attention}"))
-    return refusals
+FORMATS = {
+    "precision": "precision {}",
+    "grad_dtype": "gradients in {}",
+    "attention_kernel": "an {} attention kernel",
+}
+"""Words for fields of ``Job`` that a target's declaration may fix."""
 
 
-def format_refusals(problem: Problem, kernels: Collection[str], gradients: Collection[str]) -> list[Refusal]:
-    """Refuse jobs that need several node types, another format than bf16, or a kernel or gradients not listed."""
-    job, refusals = problem.job, plain_job_refusals(problem)
-    if job.precision != "bf16":
-        refusals.append(Refusal(f"precision {job.precision}: it computes in bf16"))
-    if job.grad_dtype not in gradients:
-        refusals.append(Refusal(f"gradients in {job.grad_dtype}: it has them in {' or '.join(gradients)}"))
-    if job.attention_kernel not in kernels:
-        refusals.append(Refusal(f"attention kernel {job.attention_kernel}: its attention is fused"))
-    return refusals
+def format_refusals(capability: Capability, job: Job) -> list[Refusal]:
+    """Refuse number formats and an attention kernel that the target does not have."""
+    given = {name: getattr(job, name) for name in capability.formats}
+    return [
+        Refusal(f"{FORMATS[name].format(value)}: {capability.formats[name]}")
+        for name, value in given.items()
+        if value != Job.model_fields[name].default
+    ]
 
 
 def field_refusals(capability: Capability, layout: Layout, num_replicas: int | None = None) -> list[Refusal]:
@@ -136,32 +123,15 @@ def field_refusals(capability: Capability, layout: Layout, num_replicas: int | N
     refused = capability.refused(layout)
     if num_replicas is not None and placed_alike(layout, "tp-cp-dp-pp", num_replicas):
         refused.pop("rank_order", None)
+    return _refused_values(layout, refused)
+
+
+def _refused_values(layout: Layout, limits: Mapping[str, Limit]) -> list[Refusal]:
     return [
         Refusal(f"{name}={word(getattr(layout, name))}: {limit.why}", f"{name}={word(limit.values[0])}")
-        for name, limit in refused.items()
+        for name, limit in limits.items()
+        if getattr(layout, name) not in limit.values
     ]
-
-
-def plan_refusals(
-    capability: Capability, problem: Problem, plan: Plan, num_replicas: int | None = None, *, rules: bool = True
-) -> list[Refusal]:
-    """Refuse recomputation, fields and combinations of fields that the target's declaration does not have.
-
-    Args:
-        capability: the declaration.
-        problem: the problem of the plan.
-        plan: the plan to run.
-        num_replicas: as in ``field_refusals``.
-        rules: False: of the combinations only uneven nodes; the caller compares the others with the run itself.
-
-    Raises:
-        IllegalPlanError: the plan has heterogeneous replicas.
-    """
-    check_replicas(capability, plan)
-    recomputed, layout = recompute_refusals(plan), plan.layout
-    if rules:
-        return [*recomputed, *layout_refusals(capability, problem, layout, num_replicas)]
-    return [*recomputed, *whole_nodes(problem, layout)[2], *field_refusals(capability, layout, num_replicas)]
 
 
 def layout_refusals(
@@ -173,7 +143,7 @@ def layout_refusals(
 
 
 def layout_differences(
-    plan: Plan, runs: Layout, reasons: Mapping[str, str], num_replicas: int, but: Collection[str]
+    plan: Plan, runs: Layout, reasons: Mapping[str, str], num_replicas: int = 1
 ) -> list[Refusal]:
     """Refuse fields in which the target's run would differ from the plan.
 
@@ -182,14 +152,13 @@ def layout_differences(
         runs: the layout read back from the target's file.
         reasons: why a field of ``runs`` has its value.
         num_replicas: replicas of the experts' weights; 1 without experts.
-        but: fields that have already been refused.
     """
     refusals = []
     # The cluster of heterogeneous replicas has already been refused, and no other share of the batch would help.
     shared = {"replica_micro_batches", "global_batch_size"} if plan.layout.replica_micro_batches else set()
     for name in Layout.model_fields:
         wanted, there = getattr(plan.layout, name), getattr(runs, name)
-        if wanted == there or name in but or name in shared:
+        if wanted == there or name in shared:
             continue
         if name == "rank_order" and placed_alike(plan.layout, runs.rank_order, num_replicas):
             continue
@@ -280,6 +249,29 @@ def check_replicas(capability: Capability, plan: Plan) -> None:
         )
 
 
+Rules = Mapping[str, tuple[str, Callable[..., str]]]
+"""Rules of a target by name, with source and check, which describes a violation or returns an empty text."""
+
+
+def broken_rules(rules: Rules, *checked: Any) -> dict[str, str]:
+    """List the rules that the arguments of their checks break, with sources and descriptions."""
+    violations = {name: (source, check(*checked)) for name, (source, check) in rules.items()}
+    return {name: f"rule {name} ({source}): {text}" for name, (source, text) in violations.items() if text}
+
+
+def check_rules(target: str, broken: Mapping[str, str], do: str) -> None:
+    """Raise an error for the rules that a file breaks.
+
+    Raises:
+        IllegalPlanError: names the rules, their sources and the violations.
+    """
+    if broken:
+        texts = "; ".join(broken.values())
+        raise IllegalPlanError(
+            f"{target} refuses it, {texts}.", "Expected settings that its own checks admit.", do
+        )
+
+
 def refuse(target: str, refusals: Sequence[Refusal]) -> None:
     """Raise an error with every reason, if there are any.
 
@@ -319,18 +311,51 @@ def rule_refusals(capability: Capability, problem: Problem, layout: Layout) -> l
 
 @dataclass(frozen=True, slots=True)
 class ConfigLauncher:
-    """Launcher of a program that reads one configuration file."""
+    """Launcher of a program that reads one configuration file.
+
+    Export: a plan is refused for properties of the problem, for fields that the declaration does not have, and for
+    combinations of fields: those that break a rule, or that the run of the files does not have.
+    """
 
     capability: Capability
     """Layouts that the program can run."""
-    refusals: Callable[[Problem], list[Refusal]]
-    """Finds the properties of a problem that no run of the program has."""
-    export: Callable[[Problem, Plan, str], ConfigLaunch]
-    """Turns a plan into a launch of a version; raises ``IllegalPlanError`` with all reasons where it cannot."""
+    settings: Callable[[Problem, Plan, str], Mapping[str, Any]]
+    """Writes a plan that nothing refuses as settings of a version."""
+    notes: Callable[[Problem, Plan, str], Sequence[str]]
+    """Lists remarks on the launch of such a plan."""
     files: Callable[[ConfigLaunch, str], dict[str, str]]
     """Writes a launch as files by name, for milpplan's version."""
     read: Callable[[ImportRequest], Imported]
     """Reads such a file, or a script that has one, into a problem and a plan."""
+    losses: Callable[[ModelSpec], list[str]] = lambda model: []
+    """Lists the parts of a model that the program does not build."""
+    differences: Callable[[Problem, Plan, str], list[Refusal]] | None = None
+    """Compares a plan of a model that the program builds with the run that the files start; None: the rules of
+    ``capability`` decide instead."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that every process needs."""
+
+    def export(self, problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
+        """Turn a plan into a launch of a version.
+
+        Raises:
+            IllegalPlanError: the program cannot express the plan or would refuse it; gives all reasons.
+        """
+        check_replicas(self.capability, plan)
+        layout, capability = plan.layout, self.capability
+        refusals = [*self._refusals(problem), *recompute_refusals(plan)]
+        if self.differences is None:
+            num_replicas = layout.expert_dp if problem.model.has_experts else 1
+            refusals += layout_refusals(capability, problem, layout, num_replicas)
+            refusals += _refused_values(layout, capability.more_limits(problem))
+        else:
+            refusals += [*whole_nodes(problem, layout)[2], *field_refusals(capability, layout)]
+            named = {refusal.why.split("=")[0] for refusal in refusals}
+            found = [] if self.losses(problem.model) else self.differences(problem, plan, version)
+            refusals += [refusal for refusal in found if refusal.why.split("=")[0] not in named]
+        refuse(capability.name, refusals)
+        settings, notes = self.settings(problem, plan, version), self.notes(problem, plan, version)
+        return config_launch(capability, version, problem, plan, settings, notes, self.environment)
 
     def check(self, problem: Problem, version: str) -> None:
         """Refuse a problem for which the program can run no plan.
@@ -338,4 +363,9 @@ class ConfigLauncher:
         Raises:
             IllegalPlanError: gives all reasons.
         """
-        refuse(self.capability.name, self.refusals(problem))
+        refuse(self.capability.name, self._refusals(problem))
+
+    def _refusals(self, problem: Problem) -> list[Refusal]:
+        """List the properties of a problem that no run of the program has."""
+        losses = [Refusal(text) for text in self.losses(problem.model)]
+        return [*plain_job_refusals(problem), *format_refusals(self.capability, problem.job), *losses]

@@ -40,14 +40,20 @@ def wrapped(text: str) -> list[str]:
     return lines
 
 
+HERE = 'HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)'
+"""Line that finds the directory of the script."""
+
+
+def defaults(**values: object) -> list[str]:
+    """Write shell variables with defaults, which variables of the caller replace."""
+    return [f"{name}=${{{name}:-{value}}}" for name, value in values.items()]
+
+
 def places(launch: Started) -> list[str]:
     """Write the variables that locate a node, with defaults for the first node, and the environment."""
     return [
-        f"NUM_NODES=${{NUM_NODES:-{launch.num_nodes}}}",
-        f"GPUS_PER_NODE=${{GPUS_PER_NODE:-{launch.gpus_per_node}}}",
-        "NODE_RANK=${NODE_RANK:-0}",
-        "MASTER_ADDR=${MASTER_ADDR:-localhost}",
-        "MASTER_PORT=${MASTER_PORT:-29500}",
+        *defaults(NUM_NODES=launch.num_nodes, GPUS_PER_NODE=launch.gpus_per_node),
+        *defaults(NODE_RANK=0, MASTER_ADDR="localhost", MASTER_PORT=29500),
         "",
         *(f"export {name}={value}" for name, value in launch.environment.items()),
     ]

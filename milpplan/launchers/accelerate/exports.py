@@ -27,7 +27,7 @@ from milpplan.launchers.accelerate.launcher import trainer_launcher
 from milpplan.launchers.accelerate.trainers import AXOLOTL
 from milpplan.launchers.capabilities import Limit
 from milpplan.launchers.records import ConfigLaunch
-from milpplan.launchers.scripts import header, torchrun_script
+from milpplan.launchers.scripts import HERE, defaults, header, torchrun_script
 
 _PACKED = "Packed sequences hold several texts; their attention is priced as that of whole sequences."
 
@@ -41,7 +41,7 @@ def _trl_files(launch: ConfigLaunch, version: str) -> dict[str, str]:
         f"{CHECKPOINTING} {str(CHECKPOINTING in launch.settings).lower()}",
         '--model_name_or_path "$MODEL" --dataset_name "$DATASET" --max_steps 100',
     ]
-    text = script(launch, version, program, ["DATASET=${DATASET:-trl-lib/Capybara}"])
+    text = script(launch, version, program, DATASET="trl-lib/Capybara")
     return {"trl.sh": text, "accelerate.yaml": yaml_text(configuration(launch))}
 
 
@@ -56,7 +56,7 @@ def _factory_files(launch: ConfigLaunch, version: str) -> dict[str, str]:
         '--stage sft --finetuning_type full --do_train true --model_name_or_path "$MODEL" --dataset "$DATASET"',
         "--dataset_dir ONLINE --template default --max_steps 100",
     ]
-    text = script(launch, version, program, ["DATASET=${DATASET:-llamafactory/alpaca_en}"])
+    text = script(launch, version, program, DATASET="llamafactory/alpaca_en")
     return {"llama-factory.sh": text, "accelerate.yaml": yaml_text(configuration(launch))}
 
 
@@ -90,11 +90,10 @@ def _axolotl_files(launch: ConfigLaunch, version: str) -> dict[str, str]:
     if syncs(launch.settings):
         settings["accelerator_config.gradient_accumulation_kwargs.sync_each_batch"] = True
     head = "\n".join(header(launch, version))
-    before = ('HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)', "MODEL=${MODEL:-.}")
     program = ("-m axolotl.cli.train", '"$HERE/axolotl.yaml" --base_model "$MODEL"')
     return {
         "axolotl.yaml": f"{head}\n{_AXOLOTL_HEAD}{yaml_text(settings)}",
-        "axolotl.sh": torchrun_script(launch, version, program, before),
+        "axolotl.sh": torchrun_script(launch, version, program, (HERE, *defaults(MODEL="."))),
     }
 
 

@@ -37,7 +37,7 @@ from milpplan.launchers.capabilities import (
     Limit,
     RowRule,
 )
-from milpplan.launchers.scripts import header
+from milpplan.launchers.scripts import defaults, header
 from milpplan.launchers.settings import Settings, check_words, kinds_of, nested
 from milpplan.launchers.shell import pairs_of, script_commands, unknown_in
 from milpplan.launchers.shell.launch_text import load_yaml, program_place
@@ -95,14 +95,14 @@ def configuration(launch: ConfigLaunch) -> dict[str, Any]:
     return {name: value for name, value in launch.settings.items() if name not in of_trainer}
 
 
-def script(launch: ConfigLaunch, version: str, program: Sequence[str], data: Sequence[str] = ()) -> str:
+def script(launch: ConfigLaunch, version: str, program: Sequence[str], **data: str) -> str:
     """Write the script that every node runs, which contains the YAML.
 
     Args:
         launch: the launch to start.
         version: of milpplan.
         program: lines after ``accelerate launch``, without continuation marks: a program and its flags.
-        data: lines with the variables that the program's flags take besides ``MODEL``.
+        data: defaults of the variables that the program's flags take besides ``MODEL``.
     """
     words = [
         'accelerate launch --config_file "$CONFIG" --machine_rank "$NODE_RANK"',
@@ -115,12 +115,8 @@ def script(launch: ConfigLaunch, version: str, program: Sequence[str], data: Seq
     lines = ["#!/usr/bin/env bash", *header(launch, version), "set -euo pipefail", ""]
     lines += [
         "# Where this node is, what is trained by which program, and where the configuration goes.",
-        "NODE_RANK=${NODE_RANK:-0}",
-        "MASTER_ADDR=${MASTER_ADDR:-localhost}",
-        "MASTER_PORT=${MASTER_PORT:-29500}",
-        "MODEL=${MODEL:-.}",
-        *data,
-        "CONFIG=${CONFIG:-$(mktemp)}",
+        *defaults(NODE_RANK=0, MASTER_ADDR="localhost", MASTER_PORT=29500, MODEL=".", **data),
+        *defaults(CONFIG="$(mktemp)"),
         "",
         "cat > \"$CONFIG\" <<'YAML'",
         *yaml_text(configuration(launch)).splitlines(),
@@ -150,7 +146,7 @@ def written(launch: ConfigLaunch, version: str) -> dict[str, str]:
         "--dataset_config_name wikitext-103-raw-v1 --do_train --bf16 true --max_steps 100",
     ]
     return {
-        "accelerate.sh": script(launch, version, program, ["TRAIN_DIR=${TRAIN_DIR:-.}"]),
+        "accelerate.sh": script(launch, version, program, TRAIN_DIR="."),
         "accelerate.yaml": yaml_text(configuration(launch)),
     }
 
@@ -529,6 +525,11 @@ FSDP2 = Capability(
         ),
     },
     stages="equal",
+    formats={
+        "precision": "mixed_precision bf16 is what is written",
+        "grad_dtype": "FSDP2 keeps the sharded ones in fp32",
+        "attention_kernel": "Transformers chooses a fused one (sdpa)",
+    },
     batch_settings={
         "micro-batch": "per_device_train_batch_size",
         "accumulation": "gradient_accumulation_steps",

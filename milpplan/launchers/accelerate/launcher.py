@@ -31,25 +31,14 @@ from milpplan.launchers.capabilities import Capability
 from milpplan.launchers.deepspeed.launcher import imported_settings
 from milpplan.launchers.expressible import (
     ConfigLauncher,
-    config_launch,
     layout_refusals,
-    plan_refusals,
-    problem_refusals,
     refuse,
     whole_nodes,
     word,
 )
-from milpplan.launchers.records import (
-    ADAPTERS,
-    AT_MOST,
-    DEFERRED,
-    Refusal,
-    adapters_of,
-    described,
-    problem_of,
-)
+from milpplan.launchers.records import ADAPTERS, AT_MOST, DEFERRED, adapters_of, described, problem_of
 from milpplan.launchers.settings import Settings, admitted, check_priced, is_in
-from milpplan.problem import Layout, Lora, ModelSpec, Plan, Problem
+from milpplan.problem import Lora, ModelSpec, Plan, Problem
 from milpplan.problem.reading import shown
 
 _D = "deepspeed_config."
@@ -115,14 +104,8 @@ LENGTHS = ("block_size", "max_length", "max_seq_length")
 def imported(request: ImportRequest) -> Imported:
     """Read a launch into a problem and a plan.
 
-    Args:
-        request.text: the script that starts it, with the YAML in a here document.
-        request.source: its name.
-        request.hardware: the cluster.
-        request.num_gpus: processes; None: the file states them.
-        request.model: its description, which the files only name.
-        request.vocab_size: that of the model, or None.
-        request.ignored: settings whose effect on the cost the caller ignores.
+    The text is the script that starts it, with the YAML in a here document. The files only name the model, which
+    the request describes.
 
     Raises:
         InvalidInputError: the file cannot be read, is incomplete, or has settings that are not priced.
@@ -178,7 +161,7 @@ def imported(request: ImportRequest) -> Imported:
     gathers = plan.layout.cp > 1 and settings.get(f"{P}cp_comm_strategy") == GATHERS
     software = {"gathered_keys": gathers, **(REDUCED if settings.get("distributed_type") == "FSDP" else {})}
     problem = problem_of(request, spec, plan.layout, length, software, lora=lora)
-    refuse(FSDP2.name, layout_refusals(FSDP2, problem, plan.layout, num_replicas=1))
+    refuse(FSDP2.name, layout_refusals(FSDP2, problem, plan.layout))
     if program is None and read.program is not None:
         left_out = (*left_out, f"{read.program} (what it does besides its flags)")
     adapters = () if lora is None else (ADAPTERS.format(", ".join(lora.modules)),)
@@ -421,26 +404,18 @@ def _accumulates(settings: Settings, plan: Plan) -> tuple[str, ...]:
     return (DEFERRED.format("Without sync_each_batch FSDP"),)
 
 
-def _launch(
-    capability: Capability, remarks: tuple[str, ...], problem: Problem, plan: Plan, version: str
-) -> ConfigLaunch:
-    """Turn a plan into a launch of a program with the given capability and remarks.
-
-    Raises:
-        IllegalPlanError: Accelerate cannot express the plan or would refuse it; gives all reasons.
-    """
-    layout, refusals = plan.layout, plan_refusals(capability, problem, plan, num_replicas=1)
-    refuse(capability.name, [*_problem_refusals(problem), *refusals])
+def _settings(problem: Problem, plan: Plan, version: str) -> dict[str, Any]:
+    layout = plan.layout
     kind = "FSDP" if layout.zero_stage else "NO"
     shards = layout.dp // layout.dp_replicate if layout.zero_stage else 1
     sizes = {"dp_replicate": layout.dp // shards, "dp_shard": shards, "cp": layout.cp, "tp": layout.tp}
     check_sizes(kind, sizes, layout.num_gpus)
     num_nodes, _, _ = whole_nodes(problem, layout)
-    settings = settings_of(plan, num_nodes, problem.job.sequence_length)
-    return config_launch(capability, version, problem, plan, settings, (*_notes(layout), *remarks))
+    return settings_of(plan, num_nodes, problem.job.sequence_length)
 
 
-def _notes(layout: Layout) -> tuple[str, ...]:
+def _notes(remarks: Sequence[str], problem: Problem, plan: Plan, version: str) -> list[str]:
+    layout = plan.layout
     notes = ["MODEL is a directory or name of Transformers with the sizes of the plan's model."]
     if layout.zero_stage == 2:
         notes.append(
@@ -448,17 +423,7 @@ def _notes(layout: Layout) -> tuple[str, ...]:
         )
     if layout.cp > 1:
         notes.append(f"Context parallelism needs sdpa without a mask; {word(layout.cp)} ranks pass keys around.")
-    return tuple(notes)
-
-
-def _problem_refusals(problem: Problem) -> list[Refusal]:
-    """List the properties of a problem that no plan for Accelerate supports."""
-    return problem_refusals(
-        problem,
-        products="mixed_precision bf16 is what is written",
-        gradients="FSDP2 keeps the sharded ones in fp32",
-        attention="Transformers chooses a fused one (sdpa)",
-    )
+    return [*notes, *remarks]
 
 
 def trainer_launcher(
@@ -473,7 +438,13 @@ def trainer_launcher(
         files: writes the files of a launch, for milpplan's version.
         remarks: of the program, besides those of all.
     """
-    return ConfigLauncher(capability, _problem_refusals, partial(_launch, capability, remarks), files, imported)
+    return ConfigLauncher(
+        capability,
+        _settings,
+        partial(_notes, remarks),
+        files,
+        imported,
+    )
 
 
 LAUNCHER = trainer_launcher(ACCELERATE, written)

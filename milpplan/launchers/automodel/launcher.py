@@ -33,23 +33,8 @@ from milpplan.launchers.capabilities import (
     RowRule,
     piped_states,
 )
-from milpplan.launchers.expressible import (
-    ConfigLauncher,
-    config_launch,
-    layout_refusals,
-    plan_refusals,
-    problem_refusals,
-    refuse,
-)
-from milpplan.launchers.records import (
-    ADAPTERS,
-    AT_MOST,
-    DEFERRED,
-    Refusal,
-    adapters_of,
-    described,
-    problem_of,
-)
+from milpplan.launchers.expressible import ConfigLauncher, layout_refusals, refuse
+from milpplan.launchers.records import ADAPTERS, AT_MOST, DEFERRED, adapters_of, described, problem_of
 from milpplan.launchers.scripts import header, torchrun_script
 from milpplan.launchers.settings import Settings, admitted, check_priced, nested
 from milpplan.launchers.shell.launch_text import load_yaml
@@ -67,7 +52,7 @@ CHECKPOINTING = {"true": True, "on": True, "full": True, "enabled": True, "yes":
 """Words of ``activation_checkpointing`` (recipes/_dist_utils.py, _normalize_activation_checkpointing)."""
 
 
-def settings_of(plan: Plan, model: ModelSpec, sequence_length: int) -> dict[str, Any]:
+def settings_of(problem: Problem, plan: Plan, version: str) -> dict[str, Any]:
     """Write a plan as settings of the recipe, by section and name."""
     layout = plan.layout
     local = layout.micro_batch_size * (layout.num_micro_batches if layout.pp > 1 else 1)
@@ -98,7 +83,10 @@ def settings_of(plan: Plan, model: ModelSpec, sequence_length: int) -> dict[str,
             f"{PIPE}pp_batch_size": local,
             f"{PIPE}module_fqns_per_model_part": parts_of(plan),
         }
-    return settings | {"dataset.seq_len": sequence_length, "dataset.vocab_size": model.vocab_size}
+    return settings | {
+        "dataset.seq_len": problem.job.sequence_length,
+        "dataset.vocab_size": problem.model.vocab_size,
+    }
 
 
 def parts_of(plan: Plan) -> list[list[str]]:
@@ -344,19 +332,14 @@ AUTOMODEL = Capability(
         ),
     },
     more_limits=experts_limits,
+    formats={
+        "precision": "its mp_policy computes in bf16",
+        "grad_dtype": "its mp_policy reduces them in fp32",
+        "attention_kernel": "its models take a fused one",
+    },
     batch_settings={"seq-len": "dataset.seq_len"},
     complete=True,
 )
-
-
-def automodel_refusals(problem: Problem) -> list[Refusal]:
-    """List the properties of a problem that no plan for AutoModel supports."""
-    return problem_refusals(
-        problem,
-        products="its mp_policy computes in bf16",
-        gradients="its mp_policy reduces them in fp32",
-        attention="its models take a fused one",
-    )
 
 
 QUIET: Mapping[str, str] = {
@@ -397,14 +380,8 @@ PROGRAMS: Mapping[str, tuple[str, ...]] = {
 def imported(request: ImportRequest) -> Imported:
     """Read a recipe into a problem and a plan.
 
-    Args:
-        request.text: the YAML.
-        request.source: its name.
-        request.hardware: the cluster.
-        request.num_gpus: processes, where distributed.dp_size is not given.
-        request.model: its description, which the file only names.
-        request.vocab_size: that of the model, or None.
-        request.ignored: settings whose effect on the cost the caller ignores.
+    The text is the YAML, which only names the model: the request describes it. It also has the number of processes
+    where distributed.dp_size is not given.
 
     Raises:
         InvalidInputError: the file cannot be read, is incomplete, or has settings that are not priced.
@@ -575,23 +552,6 @@ FIXED: Mapping[str, Any] = {
 """Settings that a run needs and a plan does not decide; the run uses mock data."""
 
 
-def _launch(problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
-    """Turn a plan into a launch.
-
-    Raises:
-        IllegalPlanError: AutoModel cannot express the plan or would refuse it; gives all reasons.
-    """
-    layout, model = plan.layout, problem.model
-    refusals = plan_refusals(AUTOMODEL, problem, plan, layout.expert_dp if model.has_experts else 1)
-    for name, limit in experts_limits(problem).items():
-        if getattr(layout, name) not in limit.values:
-            why = f"{name}={getattr(layout, name)}: {limit.why}"
-            refusals.append(Refusal(why, f"{name}={limit.values[0]}"))
-    refuse(AUTOMODEL.name, [*automodel_refusals(problem), *refusals])
-    settings = settings_of(plan, model, problem.job.sequence_length)
-    return config_launch(AUTOMODEL, version, problem, plan, settings, _notes(problem, layout))
-
-
 def _files(launch: ConfigLaunch, version: str) -> dict[str, str]:
     """Write the launch as files by name; the first holds the plan. ``version`` is milpplan's."""
     program = ('-m nemo_automodel.cli.app "${CONFIG:-' + CONFIG + '}"', '--model.config="${MODEL:-.}"')
@@ -614,7 +574,8 @@ def _lines(table: Mapping[str, Any], indent: str) -> list[str]:
     return lines
 
 
-def _notes(problem: Problem, layout: Layout) -> list[str]:
+def _notes(problem: Problem, plan: Plan, version: str) -> list[str]:
+    layout = plan.layout
     notes = ["MODEL is a directory or name of Transformers with the sizes of the plan's model."]
     if layout.zero_stage == 2:
         notes.append("ZeRO 2 is reshard_after_forward false: weights stay gathered until the backward.")
@@ -629,5 +590,11 @@ def _notes(problem: Problem, layout: Layout) -> list[str]:
     return notes
 
 
-LAUNCHER = ConfigLauncher(AUTOMODEL, automodel_refusals, _launch, _files, imported)
+LAUNCHER = ConfigLauncher(
+    AUTOMODEL,
+    settings_of,
+    _notes,
+    _files,
+    imported,
+)
 """Launcher NeMo AutoModel: recipes in YAML."""

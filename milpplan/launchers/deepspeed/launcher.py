@@ -40,12 +40,8 @@ from milpplan.launchers.capabilities import (
 )
 from milpplan.launchers.expressible import (
     ConfigLauncher,
-    config_launch,
-    format_refusals,
     layout_differences,
     model_differences,
-    plan_refusals,
-    refuse,
 )
 from milpplan.launchers.records import (
     ConfigLaunch,
@@ -56,7 +52,7 @@ from milpplan.launchers.records import (
     check_vocabulary,
     problem_of,
 )
-from milpplan.launchers.scripts import header, torchrun_script
+from milpplan.launchers.scripts import HERE, header, torchrun_script
 from milpplan.launchers.settings import (
     Known,
     Settings,
@@ -122,8 +118,8 @@ def stage_of(layout: Layout, grad_dtype: str) -> int:
     return 1 if layout.dp == 1 and grad_dtype == "fp32" else layout.zero_stage
 
 
-def settings_of(problem: Problem, plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
-    """Write the settings of a plan; ``config`` is the Hugging Face config of the model."""
+def settings_of(problem: Problem, plan: Plan, version: str) -> dict[str, Any]:
+    """Write the settings of a plan."""
     layout, job = plan.layout, problem.job
     stage = stage_of(layout, job.grad_dtype)
     settings: dict[str, Any] = {
@@ -142,7 +138,7 @@ def settings_of(problem: Problem, plan: Plan, config: dict[str, Any]) -> dict[st
         f"{_OWN}.recompute": any(stage.recompute.full for stage in plan.virtual_stages),
         f"{_OWN}.attn_implementation": KERNELS[job.attention_kernel],
     }
-    return settings | {f"{_OWN}.model.{name}": value for name, value in config.items()}
+    return settings | {f"{_OWN}.model.{name}": value for name, value in (config_of(problem.model) or {}).items()}
 
 
 def losses_of(stage: int, dp: int, grad_dtype: str) -> list[str]:
@@ -321,6 +317,9 @@ DEEPSPEED = config_capability(
         "states": RowRule(deepspeed_states, "up to ZeRO 2 weights are gathered after the update", shards=True),
     },
     stages="equal",
+    formats={
+        "precision": "it computes in bf16",
+    },
     program=TRANSFORMERS,
     batch_settings={
         "micro-batch": "train_micro_batch_size_per_gpu",
@@ -347,14 +346,7 @@ _ALIASES = {
 def imported(request: ImportRequest) -> Imported:
     """Read a configuration into a problem and a plan.
 
-    Args:
-        request.text: JSON.
-        request.source: its name.
-        request.hardware: the cluster.
-        request.num_gpus: processes; None: the file's, or the number that follows from its batch sizes.
-        request.model: its description; needed where the file has none.
-        request.vocab_size: None, because the model has it.
-        request.ignored: settings (section.name) whose effect on the cost the caller ignores.
+    The text is JSON. Without a model of its own it needs that of the request.
 
     Raises:
         InvalidInputError: the file cannot be read, or has settings that change the cost and are not priced.
@@ -573,40 +565,20 @@ TRAINING: dict[str, Any] = {
 """Settings that a run needs and a plan does not decide."""
 
 
-def _launch(problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
-    """Turn a plan into a launch.
-
-    Raises:
-        IllegalPlanError: DeepSpeed's configuration cannot express the plan; gives all reasons.
-    """
-    refusals = [*_problem_refusals(problem), *plan_refusals(DEEPSPEED, problem, plan, rules=False)]
-    config = config_of(problem.model)
-    if config is not None:
-        refusals += _plan_refusals(problem, plan, config, refusals)
-    refuse(DEEPSPEED.name, refusals)
-    settings, notes = settings_of(problem, plan, config or {}), _notes(problem, plan, config or {})
-    return config_launch(DEEPSPEED, version, problem, plan, settings, notes)
-
-
 def _files(launch: ConfigLaunch, version: str) -> dict[str, str]:
     """Write the launch as files by name; the first is the configuration. ``version`` is milpplan's."""
-    before = ('HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)',)
     program = (f'"$HERE/{TRAINER}"', f'"$HERE/{CONFIG}"')
     comment = "\n".join(header(launch, version))
     return {
         CONFIG: _config(launch, version),
         TRAINER: f"{comment}\n{PROGRAM}",
-        SCRIPT: torchrun_script(launch, version, program, before),
+        SCRIPT: torchrun_script(launch, version, program, (HERE,)),
     }
 
 
-def _problem_refusals(problem: Problem) -> list[Refusal]:
-    """List the properties of a problem that no plan for DeepSpeed supports."""
-    refusals = format_refusals(problem, ("flash", "unfused"), ("fp32", "bf16"))
-    if config_of(problem.model) is None:
-        families = f"the dense families that the program builds ({', '.join(FAMILIES)})"
-        refusals.append(Refusal(f"{problem.model.name} is none of {families}"))
-    return refusals
+def _losses(model: ModelSpec) -> list[str]:
+    families = f"the dense families that the program builds ({', '.join(FAMILIES)})"
+    return [f"{model.name} is none of {families}"] if config_of(model) is None else []
 
 
 def config_of(model: ModelSpec) -> dict[str, Any] | None:
@@ -642,25 +614,25 @@ def _builds(config: dict[str, Any], model: ModelSpec) -> bool:
         return False
 
 
-def _plan_refusals(problem: Problem, plan: Plan, config: dict[str, Any], before: list[Refusal]) -> list[Refusal]:
+def _differences(problem: Problem, plan: Plan, version: str) -> list[Refusal]:
     """List the differences between the plan and the run that the files start."""
     layout, job = plan.layout, problem.job
     stage = stage_of(layout, job.grad_dtype)
-    named = {refusal.why.split("=")[0] for refusal in before}
     refusals = [Refusal(text) for text in losses_of(stage, layout.dp, job.grad_dtype)]
     if layout.num_gpus == layout.dp:
-        runs = layout_of(Settings(settings_of(problem, plan, config), known()), layout.dp)
+        runs = layout_of(Settings(settings_of(problem, plan, version), known()), layout.dp)
         reasons = {
             "overlap_grad_reduce": "at stage 0 gradients are reduced after the backward",
             "overlap_param_gather": "up to stage 2 weights are gathered after the update (stage_1_and_2.py, step)",
             "zero_stage": "there is one replica",
             "rank_order": "there are data-parallel ranks alone",
         }
-        refusals += layout_differences(plan, runs, reasons, 1, named)
+        refusals += layout_differences(plan, runs, reasons)
     return refusals
 
 
-def _notes(problem: Problem, plan: Plan, config: dict[str, Any]) -> tuple[str, ...]:
+def _notes(problem: Problem, plan: Plan, version: str) -> list[str]:
+    config = config_of(problem.model) or {}
     notes = [
         f"The model is built as {config.get('model_type')}: which function gates it is no part of a plan.",
         "The program has norms, activations and the loss of transformers, which are not fused as the plan prices "
@@ -670,7 +642,7 @@ def _notes(problem: Problem, plan: Plan, config: dict[str, Any]) -> tuple[str, .
         notes.append("Rotary base and scaling are not part of a plan: add rope_theta and the like to the model.")
     if plan.layout.zero_stage == 3:
         notes.append("Weights below stage3_param_persistence_threshold stay whole on every rank: the norms.")
-    return tuple(notes)
+    return notes
 
 
 def _config(launch: ConfigLaunch, version: str) -> str:
@@ -680,5 +652,13 @@ def _config(launch: ConfigLaunch, version: str) -> str:
     return json.dumps(tree | TRAINING | {"milpplan": own}, indent=2) + "\n"
 
 
-LAUNCHER = ConfigLauncher(DEEPSPEED, _problem_refusals, _launch, _files, imported)
+LAUNCHER = ConfigLauncher(
+    DEEPSPEED,
+    settings_of,
+    _notes,
+    _files,
+    imported,
+    losses=_losses,
+    differences=_differences,
+)
 """Launcher DeepSpeed, export and import: its JSON configuration and a training program that reads it."""

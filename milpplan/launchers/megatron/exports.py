@@ -17,6 +17,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import gcd
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -32,14 +33,20 @@ from milpplan.launchers.capabilities import (
     RowRule,
     equal_stages,
 )
-from milpplan.launchers.expressible import check_replicas, layout_refusals, plain_job_refusals, refuse
+from milpplan.launchers.expressible import (
+    check_replicas,
+    format_refusals,
+    layout_refusals,
+    plain_job_refusals,
+    refuse,
+)
 from milpplan.launchers.megatron.flags import Values
 from milpplan.launchers.megatron.launcher import Megatron, imported
 from milpplan.launchers.megatron.plan_arguments import expert_replicas
 from milpplan.launchers.megatron.rules import MEGATRON, MEGATRON_LIMITS, megatron_limits, megatron_modes
 from milpplan.launchers.records import Refusal, Section
-from milpplan.launchers.scripts import RAY_CLUSTER, arguments_script
-from milpplan.problem import GroupedQueryAttention, MixtureOfExperts, Plan, Problem
+from milpplan.launchers.scripts import RAY_CLUSTER, arguments_script, defaults
+from milpplan.problem import GroupedQueryAttention, MixtureOfExperts, ModelSpec, Plan, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +55,12 @@ class MegatronTrainer:
 
     capability: Capability
     """Layouts that the program can run."""
-    refusals: Callable[[Problem], list[Refusal]]
-    """Finds the properties of a problem that no run of the program has."""
     renamed: Callable[[Launch], Launch]
     """Writes Megatron-LM's launch under the program's names."""
     script: Callable[[Launch, str], str]
     """Writes the script that every node runs, for a launch and milpplan's version."""
-    file: str
-    """Name of the script."""
+    losses: Callable[[ModelSpec], list[str]] = lambda model: []
+    """Lists the parts of a model that the program does not build."""
 
     def check(self, problem: Problem, version: str) -> None:
         """Refuse a problem for which the program can run no plan.
@@ -63,8 +68,11 @@ class MegatronTrainer:
         Raises:
             IllegalPlanError: gives the reasons.
         """
-        refusals = [*plain_job_refusals(problem), *packed_refusals(problem), *self.refusals(problem)]
-        refuse(self.capability.name, refusals)
+        refusals = plain_job_refusals(problem)
+        if problem.model.learned_positions:
+            refusals.append(Refusal(f"{problem.model.name} has learned positions, and it gives no positions"))
+        refusals += format_refusals(self.capability, problem.job)
+        refuse(self.capability.name, [*refusals, *(Refusal(text) for text in self.losses(problem.model))])
         Megatron().check(problem, MEGATRON.versions[0])
 
     def export(self, problem: Problem, plan: Plan, version: str) -> Launch:
@@ -84,21 +92,11 @@ class MegatronTrainer:
 
     def files(self, launch: Launch, version: str) -> dict[str, str]:
         """Write the launch as files by name; the first is enough to start the run. ``version`` is milpplan's."""
-        return {self.file: self.script(launch, version)}
+        return {f"{self.capability.name}.sh": self.script(launch, version)}
 
     def read(self, request: ImportRequest) -> Imported:
         """Read a launch script into a problem and a plan."""
         return imported(request)
-
-
-def packed_refusals(problem: Problem) -> list[Refusal]:
-    """Refuse learned positions and unfused attention, which sequences without padding do not have."""
-    refusals = []
-    if problem.model.learned_positions:
-        refusals.append(Refusal(f"{problem.model.name} has learned positions, and it gives no positions"))
-    if problem.job.attention_kernel != "flash":
-        refusals.append(Refusal("an unfused attention kernel: sequences without padding need a fused kernel"))
-    return refusals
 
 
 _PACKED_LIMITS = {
@@ -120,6 +118,7 @@ def _capability(
     versions: tuple[str, ...],
     limits: Mapping[str, Limit],
     stages: Literal["any", "equal"] = "any",
+    formats: Mapping[str, str] = MappingProxyType({}),
     **more: RowRule,
 ) -> Capability:
     return Capability(
@@ -130,6 +129,7 @@ def _capability(
         hybrid_stages=MEGATRON.hybrid_stages,
         recompute_counts="block",
         stages=stages,
+        formats={"attention_kernel": "sequences without padding need a fused kernel", **formats},
         batch_settings=MEGATRON.batch_settings,
         modes=megatron_modes,
         more_limits=megatron_limits,
@@ -168,11 +168,7 @@ def _slime_launch(core: Launch) -> Launch:
 def _slime_script(launch: Launch, version: str) -> str:
     before = (
         "# Where slime and Megatron-LM are, what is trained on which data, and where this node is.",
-        "SLIME_DIR=${SLIME_DIR:-.}",
-        "MEGATRON_DIR=${MEGATRON_DIR:-.}",
-        "HF_CHECKPOINT=${HF_CHECKPOINT:-.}",
-        "PROMPT_DATA=${PROMPT_DATA:-data.jsonl}",
-        "MORE_ARGS=${MORE_ARGS:-}",
+        *defaults(SLIME_DIR=".", MEGATRON_DIR=".", HF_CHECKPOINT=".", PROMPT_DATA="data.jsonl", MORE_ARGS=""),
         'export PYTHONPATH="$MEGATRON_DIR:${PYTHONPATH:-}"',
     )
     variables = ", ".join(f'"{name}": "{value}"' for name, value in launch.environment.items())
@@ -205,31 +201,27 @@ SLIME = MegatronTrainer(
         {"zero_stage": Limit((0, 1), "it trains with the distributed optimizer, not with Megatron-FSDP")},
         distributed=RowRule(always_distributed, "it always has the distributed optimizer (ZeRO 1)", shards=True),
     ),
-    refusals=lambda problem: [],
     renamed=_slime_launch,
     script=_slime_script,
-    file="slime.sh",
 )
 """Launcher slime: supervised training with ``train_async.py``, without rollouts, in a Ray cluster."""
 
 
-def _swift_refusals(problem: Problem) -> list[Refusal]:
-    """List the properties of a problem that ms-swift lacks, as models that mcore-bridge does not build."""
-    model, refusals = problem.model, []
-    if problem.job.grad_dtype != "fp32":
-        refusals.append(Refusal("gradients in bf16: it adds them up in fp32 (main_grads_dtype)"))
+def _swift_losses(model: ModelSpec) -> list[str]:
+    """List the parts of a model that mcore-bridge does not build."""
+    losses = []
     for kind in model.kinds:
         mixer, mlp = kind.attention, kind.mlp
         if not isinstance(mixer, GroupedQueryAttention):
             continue
         if mixer.sliding_window is not None and not mixer.sinks:
-            refusals.append(Refusal(f"{model.name} has sliding windows, which mcore-bridge leaves out"))
+            losses.append(f"{model.name} has sliding windows, which mcore-bridge leaves out")
         plain = mixer.qk_norm == "none" and not (mixer.sinks or mixer.qkv_bias)
         if plain and isinstance(mlp, MixtureOfExperts) and not mlp.shared_intermediate_size:
-            refusals.append(Refusal(f"{model.name} is a mixture as Mixtral's, which mcore-bridge does not build"))
+            losses.append(f"{model.name} is a mixture as Mixtral's, which mcore-bridge does not build")
     if model.norm != "rmsnorm" or model.dropout:
-        refusals.append(Refusal(f"{model.name} has LayerNorm or dropout, which mcore-bridge's models lack"))
-    return refusals
+        losses.append(f"{model.name} has LayerNorm or dropout, which mcore-bridge's models lack")
+    return losses
 
 
 _SWIFT_NAMES = {"--num-virtual-stages-per-pipeline-rank": "--virtual_pipeline_model_parallel_size"}
@@ -275,11 +267,8 @@ def _swift_launch(core: Launch) -> Launch:
 
 
 def _swift_script(launch: Launch, version: str) -> str:
-    before = (
-        "# What is trained on which data, and where this node is.",
-        "MODEL=${MODEL:-.}",
-        "DATASET=${DATASET:-data.jsonl}",
-    )
+    variables = defaults(MODEL=".", DATASET="data.jsonl")
+    before = ("# What is trained on which data, and where this node is.", *variables)
     fixed: dict[str, dict[str, Values]] = {
         "TRAINING_ARGS": {
             "--train_iters": ("100",),
@@ -303,23 +292,13 @@ MS_SWIFT = MegatronTrainer(
             "dp_replicate": NO_GROUPS,
             "rank_order": Limit(("tp-cp-dp-pp",), "its order is Megatron-Core's own"),
         },
+        formats={"grad_dtype": "it adds them up in fp32 (main_grads_dtype)"},
     ),
-    refusals=_swift_refusals,
     renamed=_swift_launch,
     script=_swift_script,
-    file="ms-swift.sh",
+    losses=_swift_losses,
 )
 """Launcher ms-swift: ``megatron sft`` of all weights on packed sequences."""
-
-
-def _verl_refusals(problem: Problem) -> list[Refusal]:
-    """List the formats that verl's settings of Megatron-Core cannot give."""
-    job, refusals = problem.job, []
-    if job.precision != "bf16":
-        refusals.append(Refusal(f"precision {job.precision}: its dtype is bfloat16"))
-    if job.grad_dtype != "fp32":
-        refusals.append(Refusal("gradients in bf16: it adds them up in fp32 (grad_reduce_in_fp32)"))
-    return refusals
 
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -391,10 +370,8 @@ def _verl_launch(core: Launch) -> Launch:
 def _verl_script(launch: Launch, version: str) -> str:
     before = (
         "# What is trained on which data, how many GPUs an engine of the rollouts has, and where this node is.",
-        "MODEL=${MODEL:-.}",
-        "TRAIN_FILES=${TRAIN_FILES:-train.parquet}",
-        "VAL_FILES=${VAL_FILES:-test.parquet}",
-        f"ROLLOUT_TP=${{ROLLOUT_TP:-{launch.gpus_per_node}}}",
+        *defaults(MODEL=".", TRAIN_FILES="train.parquet", VAL_FILES="test.parquet"),
+        *defaults(ROLLOUT_TP=launch.gpus_per_node),
     )
     fixed: dict[str, dict[str, Values]] = {
         "TRAINING_ARGS": {
@@ -433,11 +410,13 @@ VERL = MegatronTrainer(
             "rank_order": Limit(("tp-cp-dp-pp",), "its order is Megatron-Core's own"),
         },
         stages="equal",
+        formats={
+            "precision": "its dtype is bfloat16",
+            "grad_dtype": "it adds them up in fp32 (grad_reduce_in_fp32)",
+        },
         equal_stages=RowRule(equal_stages, "it has as many layers in every stage of a pipeline"),
     ),
-    refusals=_verl_refusals,
     renamed=_verl_launch,
     script=_verl_script,
-    file="verl.sh",
 )
 """Launcher verl: the actor's update of ``main_ppo`` with Megatron-Core, in a Ray cluster."""

@@ -29,7 +29,7 @@ from milpplan.launchers.megatron.plan_arguments import (
 )
 from milpplan.launchers.megatron.programs import from_other_script, from_primus
 from milpplan.launchers.megatron.rules import MEGATRON, check_environment, check_rules, sizes_of
-from milpplan.launchers.scripts import arguments_script
+from milpplan.launchers.scripts import arguments_script, defaults
 from milpplan.launchers.shell import is_mark, readable, unknown_in
 from milpplan.launchers.shell.launch_text import Given, from_script, from_yaml, load_yaml
 from milpplan.launchers.shell.tree import how_to_decide
@@ -521,7 +521,7 @@ class Megatron:
 
 def torchrun_script(launch: Launch, version: str) -> str:
     """Write the script that every node runs; on one node it is enough by itself. ``version`` is milpplan's."""
-    before = ("# Where Megatron-LM is, and where this node is.", "MEGATRON_DIR=${MEGATRON_DIR:-.}")
+    before = ("# Where Megatron-LM is, and where this node is.", *defaults(MEGATRON_DIR="."))
     fixed: dict[str, dict[str, Values]] = {
         "TRAINING_ARGS": {flag: (value,) for flag, value in TRAINING},
         "DATA_ARGS": {"--mock-data": (), "--tokenizer-type": ("NullTokenizer",)},

@@ -29,13 +29,14 @@ from milpplan.launchers.megatron.launcher import Megatron, imported_from
 from milpplan.launchers.megatron.plan_arguments import check_problem as check_megatron
 from milpplan.launchers.megatron.rules import MEGATRON, MEGATRON_LIMITS, megatron_limits, megatron_modes
 from milpplan.launchers.records import Section
-from milpplan.launchers.scripts import arguments_script
+from milpplan.launchers.scripts import arguments_script, defaults
 from milpplan.launchers.settings import Settings, admitted, check_words
 from milpplan.launchers.shell import pairs_of, script_commands, unknown_in
 from milpplan.launchers.shell.launch_text import Given, program_place, world_of
 from milpplan.problem import LatentAttention, Plan, Problem
 from milpplan.problem.reading import shown
 
+Kind = Literal["value", "on", "off", "pair", "words", "pattern", "text"]
 Part = Literal["all", "experts", "latent", "levels"]
 
 
@@ -45,101 +46,72 @@ class Name:
 
     ``kind``: a value, a switch that is on where the flag is given, a switch that is off where it is given, a pair
     of numbers, a list of words, a pattern over layers, or a text that needs Hydra's quotes. ``absent``: the value
-    to write where the flag is not given; None: nothing. ``part``: the models that have the flag, or context
-    parallelism in two levels.
+    to write where a flag with values is not given; None: nothing. ``part``: the models that have the flag, or
+    context parallelism in two levels.
     """
 
     flag: str
     keys: tuple[str, ...]
-    kind: Literal["value", "on", "off", "pair", "words", "pattern", "text"] = "value"
+    kind: Kind = "value"
     absent: str | None = None
     part: Part = "all"
 
 
-def _key_of_flag(flag: str, *keys: str, absent: str | None = None, part: Part = "all") -> Name:
-    return Name(flag, keys, "value", absent, part)
-
-
-def _on(flag: str, *keys: str, part: Part = "all") -> Name:
-    return Name(flag, keys, "on", "false", part)
+def _names(
+    *flags: str, section: str = "model", kind: Kind = "value", absent: str | None = None, part: Part = "all"
+) -> tuple[Name, ...]:
+    """Name flags whose settings have the same names in a section."""
+    return tuple(Name(flag, (f"{section}.{flag[2:].replace('-', '_')}",), kind, absent, part) for flag in flags)
 
 
 NAMES = (
-    _key_of_flag("--num-layers", "model.num_layers"),
-    _key_of_flag("--hidden-size", "model.hidden_size"),
-    _key_of_flag("--ffn-hidden-size", "model.ffn_hidden_size"),
-    _key_of_flag("--num-attention-heads", "model.num_attention_heads"),
-    _key_of_flag("--num-query-groups", "model.num_query_groups", absent="null"),
-    _key_of_flag("--kv-channels", "model.kv_channels", absent="null"),
-    _key_of_flag("--vocab-size", "model.vocab_size"),
-    _key_of_flag("--mtp-num-layers", "model.mtp_num_layers", absent="null"),
-    _key_of_flag("--seq-length", "model.seq_length", "dataset.sequence_length", "dataset.seq_length"),
-    _key_of_flag("--position-embedding-type", "model.position_embedding_type"),
-    _key_of_flag("--normalization", "model.normalization"),
-    _key_of_flag("--attention-dropout", "model.attention_dropout"),
-    _key_of_flag("--hidden-dropout", "model.hidden_dropout"),
-    Name("--untie-embeddings-and-output-weights", ("model.share_embeddings_and_output_weights",), "off", "true"),
-    Name("--disable-bias-linear", ("model.add_bias_linear",), "off", "true"),
-    _on("--add-qkv-bias", "model.add_qkv_bias"),
-    _on("--swiglu", "model.gated_linear_unit"),
-    _on("--qk-layernorm", "model.qk_layernorm"),
-    _key_of_flag("--softmax-type", "model.softmax_type", absent="vanilla"),
-    Name("--window-size", ("model.window_size",), "pair", "null"),
-    Name("--window-attn-skip-freq", ("model.window_attn_skip_freq",), "pattern", "null"),
-    _key_of_flag("--num-experts", "model.num_moe_experts", absent="null"),
-    _key_of_flag("--moe-router-topk", "model.moe_router_topk", part="experts"),
-    _key_of_flag("--moe-ffn-hidden-size", "model.moe_ffn_hidden_size", part="experts"),
-    _on("--moe-grouped-gemm", "model.moe_grouped_gemm", part="experts"),
-    Name("--moe-layer-freq", ("model.moe_layer_freq",), "pattern", "1", "experts"),
-    _key_of_flag(
-        "--moe-shared-expert-intermediate-size",
-        "model.moe_shared_expert_intermediate_size",
-        absent="null",
-        part="experts",
-    ),
-    _on("--moe-shared-expert-gate", "model.moe_shared_expert_gate", part="experts"),
-    _key_of_flag("--moe-token-dispatcher-type", "model.moe_token_dispatcher_type", part="experts"),
-    _key_of_flag("--q-lora-rank", "model.q_lora_rank", absent="null", part="latent"),
-    _key_of_flag("--kv-lora-rank", "model.kv_lora_rank", part="latent"),
-    _key_of_flag("--qk-head-dim", "model.qk_head_dim", part="latent"),
-    _key_of_flag("--qk-pos-emb-head-dim", "model.qk_pos_emb_head_dim", part="latent"),
-    _key_of_flag("--v-head-dim", "model.v_head_dim", part="latent"),
-    _on("--multi-latent-attention", "model.multi_latent_attention"),
-    _key_of_flag("--tensor-model-parallel-size", "model.tensor_model_parallel_size"),
-    _key_of_flag("--context-parallel-size", "model.context_parallel_size"),
-    _key_of_flag("--pipeline-model-parallel-size", "model.pipeline_model_parallel_size"),
-    _key_of_flag("--expert-model-parallel-size", "model.expert_model_parallel_size", absent="1"),
-    _key_of_flag("--expert-tensor-parallel-size", "model.expert_tensor_parallel_size", absent="1"),
-    _key_of_flag("--cp-comm-type", "model.cp_comm_type", absent="null"),
+    *_names("--num-layers", "--hidden-size", "--ffn-hidden-size", "--num-attention-heads"),
+    *_names("--num-query-groups", "--kv-channels", absent="null"),
+    *_names("--vocab-size"),
+    *_names("--mtp-num-layers", absent="null"),
+    Name("--seq-length", ("model.seq_length", "dataset.sequence_length", "dataset.seq_length")),
+    *_names("--position-embedding-type", "--normalization", "--attention-dropout", "--hidden-dropout"),
+    Name("--untie-embeddings-and-output-weights", ("model.share_embeddings_and_output_weights",), kind="off"),
+    Name("--disable-bias-linear", ("model.add_bias_linear",), kind="off"),
+    *_names("--add-qkv-bias", kind="on"),
+    Name("--swiglu", ("model.gated_linear_unit",), kind="on"),
+    *_names("--qk-layernorm", kind="on"),
+    *_names("--softmax-type", absent="vanilla"),
+    *_names("--window-size", kind="pair", absent="null"),
+    *_names("--window-attn-skip-freq", kind="pattern", absent="null"),
+    Name("--num-experts", ("model.num_moe_experts",), absent="null"),
+    *_names("--moe-router-topk", "--moe-ffn-hidden-size", part="experts"),
+    *_names("--moe-grouped-gemm", kind="on", part="experts"),
+    *_names("--moe-layer-freq", kind="pattern", absent="1", part="experts"),
+    *_names("--moe-shared-expert-intermediate-size", absent="null", part="experts"),
+    *_names("--moe-shared-expert-gate", kind="on", part="experts"),
+    *_names("--moe-token-dispatcher-type", part="experts"),
+    *_names("--q-lora-rank", absent="null", part="latent"),
+    *_names("--kv-lora-rank", "--qk-head-dim", "--qk-pos-emb-head-dim", "--v-head-dim", part="latent"),
+    *_names("--multi-latent-attention", kind="on"),
+    *_names("--tensor-model-parallel-size", "--context-parallel-size", "--pipeline-model-parallel-size"),
+    *_names("--expert-model-parallel-size", "--expert-tensor-parallel-size", absent="1"),
+    *_names("--cp-comm-type", absent="null"),
+    *_names("--hierarchical-context-parallel-sizes", kind="words", part="levels"),
+    *_names("--sequence-parallel", kind="on"),
+    *_names("--use-tp-pp-dp-mapping", section="dist", kind="on"),
+    Name("--num-virtual-stages-per-pipeline-rank", ("model.virtual_pipeline_model_parallel_size",), absent="null"),
+    *_names("--pipeline-model-parallel-layout", kind="text", absent="null"),
+    *_names("--recompute-granularity", "--recompute-method", "--recompute-num-layers", absent="null"),
+    *_names("--recompute-modules", kind="words", absent="null"),
+    *_names("--micro-batch-size", "--global-batch-size", section="train"),
     Name(
-        "--hierarchical-context-parallel-sizes",
-        ("model.hierarchical_context_parallel_sizes",),
-        "words",
-        part="levels",
+        "--use-distributed-optimizer",
+        ("ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"),
+        kind="on",
     ),
-    _on("--sequence-parallel", "model.sequence_parallel"),
-    _on("--use-tp-pp-dp-mapping", "dist.use_tp_pp_dp_mapping"),
-    _key_of_flag(
-        "--num-virtual-stages-per-pipeline-rank", "model.virtual_pipeline_model_parallel_size", absent="null"
-    ),
-    Name("--pipeline-model-parallel-layout", ("model.pipeline_model_parallel_layout",), "text", "null"),
-    _key_of_flag("--recompute-granularity", "model.recompute_granularity", absent="null"),
-    _key_of_flag("--recompute-method", "model.recompute_method", absent="null"),
-    _key_of_flag("--recompute-num-layers", "model.recompute_num_layers", absent="null"),
-    Name("--recompute-modules", ("model.recompute_modules",), "words", "null"),
-    _key_of_flag("--micro-batch-size", "train.micro_batch_size"),
-    _key_of_flag("--global-batch-size", "train.global_batch_size"),
-    _on("--use-distributed-optimizer", "ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"),
-    _on("--use-megatron-fsdp", "dist.use_megatron_fsdp", "ddp.use_megatron_fsdp"),
-    _key_of_flag(
-        "--data-parallel-sharding-strategy", "ddp.data_parallel_sharding_strategy", absent="no_shard"
-    ),
-    _key_of_flag("--ckpt-format", "checkpoint.ckpt_format", absent="torch_dist"),
-    _on("--overlap-grad-reduce", "ddp.overlap_grad_reduce"),
-    _on("--overlap-param-gather", "ddp.overlap_param_gather"),
-    _on("--cross-entropy-loss-fusion", "model.cross_entropy_loss_fusion"),
-    _key_of_flag("--cross-entropy-fusion-impl", "model.cross_entropy_fusion_impl", absent="native"),
-)  # fmt: skip
+    Name("--use-megatron-fsdp", ("dist.use_megatron_fsdp", "ddp.use_megatron_fsdp"), kind="on"),
+    *_names("--data-parallel-sharding-strategy", section="ddp", absent="no_shard"),
+    *_names("--ckpt-format", section="checkpoint", absent="torch_dist"),
+    *_names("--overlap-grad-reduce", "--overlap-param-gather", section="ddp", kind="on"),
+    *_names("--cross-entropy-loss-fusion", kind="on"),
+    *_names("--cross-entropy-fusion-impl", absent="native"),
+)
 CONSTANT = {
     "model.should_pad_vocab": "true",
     "model.account_for_embedding_in_pipeline_split": "false",
@@ -165,10 +137,10 @@ PRECISIONS: Mapping[str, dict[str, Values]] = {
 
 def written(name: Name, values: Values | None) -> str | None:
     """Write a flag's values in Hydra's grammar; None where nothing is written."""
+    if name.kind in ("on", "off"):
+        return "true" if (values is not None) == (name.kind == "on") else "false"
     if values is None:
         return name.absent
-    if name.kind in ("on", "off"):
-        return "true" if name.kind == "on" else "false"
     if name.kind == "pair":
         return f"[{values[0]}]"
     if name.kind == "words":
@@ -628,8 +600,7 @@ def _script(launch: Launch, version: str) -> str:
     recipe = RECIPES[launch.version]["model.kv_lora_rank" in launch.arguments.values]
     before = (
         "# Where Megatron-Bridge is, whose recipe says what the plan does not, and where this node is.",
-        "BRIDGE_DIR=${BRIDGE_DIR:-.}",
-        f"RECIPE=${{RECIPE:-{recipe}}}",
+        *defaults(BRIDGE_DIR=".", RECIPE=recipe),
     )
     program = f'"$BRIDGE_DIR/scripts/training/run_recipe.py" --recipe "$RECIPE"{MOCK_DATA[launch.version]}'
     fixed = {"TRAINING_ARGS": {key: (value,) for key, value in TRAINING.items()}}

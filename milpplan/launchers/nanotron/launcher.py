@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.errors import IllegalPlanError, InvalidInputError
+from milpplan.errors import InvalidInputError
 from milpplan.launchers import ConfigLaunch, Imported, ImportRequest, Known, flat, known_settings
 from milpplan.launchers.capabilities import (
     NO_GROUPS,
@@ -36,15 +36,14 @@ from milpplan.launchers.capabilities import (
 )
 from milpplan.launchers.expressible import (
     ConfigLauncher,
-    config_launch,
+    Rules,
+    broken_rules,
+    check_rules,
     layout_differences,
     model_differences,
-    plan_refusals,
-    problem_refusals,
-    refuse,
 )
 from milpplan.launchers.records import Refusal, job_of
-from milpplan.launchers.scripts import header, torchrun_script
+from milpplan.launchers.scripts import HERE, defaults, header, torchrun_script
 from milpplan.launchers.settings import Settings, admitted, check_priced, nested
 from milpplan.launchers.shell.launch_text import load_yaml
 from milpplan.problem import DenseMlp, GroupedQueryAttention, Layout, ModelSpec, Plan, Problem, validated
@@ -113,7 +112,7 @@ def model_losses(model: ModelSpec) -> list[str]:
     return losses + [f"{model.name} has {part}, which its models lack" for part, there in parts.items() if there]
 
 
-def settings_of(problem: Problem, plan: Plan) -> dict[str, Any]:
+def settings_of(problem: Problem, plan: Plan, version: str) -> dict[str, Any]:
     """Write the settings of a plan whose model nanotron can build."""
     layout, model, job = plan.layout, problem.model, problem.job
     kind = model.kinds[0]
@@ -297,11 +296,6 @@ def plan_of(settings: Settings, model: ModelSpec) -> Plan:
     )
 
 
-Check = Callable[[ModelSpec, Layout, int], str]
-"""Check of a model, a layout and a sequence length in tokens: describes the violation, or returns an empty
-text."""
-
-
 def _heads(model: ModelSpec, layout: Layout, tokens: int) -> str:
     heads = model.kinds[0].head_counts[0]
     return f"{heads} heads over tp={layout.tp}" if heads % layout.tp else ""
@@ -333,35 +327,14 @@ def _micro_batches(model: ModelSpec, layout: Layout, tokens: int) -> str:
     return f"{layout.num_micro_batches} micro-batches are fewer than {layout.pp - 1}"
 
 
-RULES: Mapping[str, tuple[str, Check]] = {
+RULES: Rules = {
     "heads_divide": ("config/config.py:537", _heads),
     "key_value_heads_divide": ("config/config.py:543, models/llama.py: heads of a rank are whole", _groups),
     "widths_divide": ("parallel/tensor_parallel/nn.py:63, :128", _widths),
     "micro_batches": ("parallel/pipeline_parallel/engine.py:252", _micro_batches),
     "sequence_divides": ("parallel/tensor_parallel/distributed_differentiable_primitives.py", _sequence),
 }
-"""Rules by name, with source and check."""
-
-
-def broken_rules(model: ModelSpec, layout: Layout, tokens: int) -> dict[str, str]:
-    """List the rules that a layout breaks for a model and a sequence length, with sources and descriptions."""
-    violations = {name: (source, check(model, layout, tokens)) for name, (source, check) in RULES.items()}
-    return {name: f"rule {name} ({source}): {text}" for name, (source, text) in violations.items() if text}
-
-
-def check_rules(model: ModelSpec, layout: Layout, tokens: int, do: str) -> None:
-    """Raise an error for the rules that a layout breaks.
-
-    Raises:
-        IllegalPlanError: names the rules, their sources and the violations.
-    """
-    broken = broken_rules(model, layout, tokens)
-    if broken:
-        raise IllegalPlanError(
-            f"nanotron refuses it, {'; '.join(broken.values())}.",
-            "Expected settings that its own checks admit.",
-            do,
-        )
+"""Rules by name, with source and check of a model, a layout and a sequence length in tokens."""
 
 
 def nanotron_stages(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
@@ -409,6 +382,11 @@ NANOTRON = config_capability(
         "reduces_beside": RowRule(reduces_beside, "gradients are reduced beside the backward", shards=True),
     },
     stages="equal",
+    formats={
+        "precision": "its models have no such products",
+        "grad_dtype": "without accumulate_grad_in_fp32 it keeps no fp32 weights either",
+        "attention_kernel": "its attention is fused",
+    },
     complete=True,
 )
 
@@ -416,14 +394,8 @@ NANOTRON = config_capability(
 def imported(request: ImportRequest) -> Imported:
     """Read a configuration into a problem and a plan.
 
-    Args:
-        request.text: YAML.
-        request.source: its name.
-        request.hardware: the cluster.
-        request.num_gpus: None, or the product of the degrees.
-        request.model: its description, which must agree with the file's model and gives its name.
-        request.vocab_size: None, or the file's; where the file has -1 (the data decide), the vocabulary.
-        request.ignored: settings (section.name) whose effect on the cost the caller ignores.
+    The text is YAML. A model of the request must agree with the file's, and gives its name. Where the file leaves
+    the vocabulary to the data (-1), the request has it.
 
     Raises:
         InvalidInputError: the file cannot be read, or has settings that change the cost and are not priced.
@@ -445,7 +417,7 @@ def imported(request: ImportRequest) -> Imported:
     _check_world(layout, request.num_gpus)
     _check_formats(settings, layout)
     tokens = settings.degree("tokens.sequence_length")
-    check_rules(built, layout, tokens, "Correct the settings.")
+    check_rules("nanotron", broken_rules(RULES, built, layout, tokens), "Correct the settings.")
     _check_degrees(layout)
     check_priced(settings, QUIET)
     problem = Problem(model=request.model or built, hardware=request.hardware, job=job_of(layout, tokens))
@@ -545,44 +517,19 @@ TRAINING: dict[str, dict[str, Any]] = {
 """Settings that a run needs and a plan does not decide."""
 
 
-def _launch(problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
-    """Turn a plan into a launch.
-
-    Raises:
-        IllegalPlanError: nanotron cannot express the plan or would refuse it; gives all reasons.
-    """
-    refusals = [*_problem_refusals(problem), *plan_refusals(NANOTRON, problem, plan, rules=False)]
-    if not model_losses(problem.model):
-        refusals += _plan_refusals(problem, plan, refusals)
-    refuse(NANOTRON.name, refusals)
-    settings, environment = settings_of(problem, plan), {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    return config_launch(NANOTRON, version, problem, plan, settings, _notes(problem, plan), environment)
-
-
 def _files(launch: ConfigLaunch, version: str) -> dict[str, str]:
     """Write the launch as files by name: first the configuration, then scripts that start it. ``version`` is
     milpplan's."""
     before = (
         "# Where nanotron is, and this file.",
-        "NANOTRON_DIR=${NANOTRON_DIR:-.}",
-        'HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)',
+        *defaults(NANOTRON_DIR="."),
+        HERE,
     )
     program = ('"$NANOTRON_DIR/run_train.py"', f'--config-file "$HERE/{CONFIG}"')
     return {
         CONFIG: _config(launch, version),
         SCRIPT: torchrun_script(launch, version, program, before),
     }
-
-
-def _problem_refusals(problem: Problem) -> list[Refusal]:
-    """List the properties of a problem that no plan for nanotron supports."""
-    refusals = problem_refusals(
-        problem,
-        products="its models have no such products",
-        gradients="without accumulate_grad_in_fp32 it keeps no fp32 weights either",
-        attention="its attention is fused",
-    )
-    return refusals + [Refusal(text) for text in model_losses(problem.model)]
 
 
 def yaml_lines(value: Mapping[str, Any] | list[Any], indent: int = 0) -> list[str]:
@@ -615,20 +562,18 @@ def scalar(value: object) -> str:
     return json.dumps(value)
 
 
-def _plan_refusals(problem: Problem, plan: Plan, before: list[Refusal]) -> list[Refusal]:
+def _differences(problem: Problem, plan: Plan, version: str) -> list[Refusal]:
     """List the differences between the plan and the run that the files start."""
-    runs = layout_of(Settings(settings_of(problem, plan), known()))
-    named = {refusal.why.split("=")[0] for refusal in before}
+    runs = layout_of(Settings(settings_of(problem, plan, version), known()))
     reasons = {
         "zero_stage": "there is one replica",
         "overlap_grad_reduce": "it reduces gradients beside the last backward, always (helpers.py:445)",
         "rank_order": "its ranks stand as tp-cp-dp-pp (parallel/context.py:62)",
         "schedule": "without a pipeline there is one schedule",
     }
-    differences = layout_differences(plan, runs, reasons, 1, named)
-    differences += [
-        Refusal(text) for text in broken_rules(problem.model, plan.layout, problem.job.sequence_length).values()
-    ]
+    differences = layout_differences(plan, runs, reasons)
+    broken = broken_rules(RULES, problem.model, plan.layout, problem.job.sequence_length)
+    differences += [Refusal(text) for text in broken.values()]
     sizes = tuple(stage.num_layers for stage in plan.virtual_stages)
     there = stage_sizes(problem.model, plan.layout.pp)
     if sizes != there and plan.layout.vpp == 1:
@@ -643,13 +588,13 @@ def _plan_refusals(problem: Problem, plan: Plan, before: list[Refusal]) -> list[
     return differences
 
 
-def _notes(problem: Problem, plan: Plan) -> tuple[str, ...]:
+def _notes(problem: Problem, plan: Plan, version: str) -> list[str]:
     notes = []
     if not problem.model.learned_positions:
         notes.append("Rotary base and scaling are not part of a plan: add rope_theta and the like.")
     if plan.layout.zero_stage == 0 and plan.layout.dp > 1:
         notes.append("At ZeRO 0 fp32 gradients are all-reduced as they are.")
-    return tuple(notes)
+    return notes
 
 
 def _config(launch: ConfigLaunch, version: str) -> str:
@@ -665,5 +610,14 @@ def _config(launch: ConfigLaunch, version: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-LAUNCHER = ConfigLauncher(NANOTRON, _problem_refusals, _launch, _files, imported)
+LAUNCHER = ConfigLauncher(
+    NANOTRON,
+    settings_of,
+    _notes,
+    _files,
+    imported,
+    losses=model_losses,
+    differences=_differences,
+    environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+)
 """Launcher nanotron, export and import: its YAML configuration."""

@@ -19,15 +19,13 @@ from milpplan.errors import InvalidInputError
 from milpplan.launchers import Code, ConfigLaunch, Imported, ImportRequest, flat
 from milpplan.launchers.expressible import (
     ConfigLauncher,
-    config_launch,
+    broken_rules,
+    check_rules,
     layout_differences,
     model_differences,
-    plan_refusals,
-    problem_refusals,
-    refuse,
 )
 from milpplan.launchers.records import Refusal, check_vocabulary, job_of
-from milpplan.launchers.scripts import header, torchrun_script
+from milpplan.launchers.scripts import HERE, header, torchrun_script
 from milpplan.launchers.settings import LARGEST, MAX_DEPTH, Settings, admitted, check_priced
 from milpplan.launchers.torchtitan.run import (
     NEWEST,
@@ -37,8 +35,6 @@ from milpplan.launchers.torchtitan.run import (
     V030,
     Pair,
     Run,
-    broken_rules,
-    check_rules,
     flavor_of,
     flavors,
     layout_of_run,
@@ -234,14 +230,9 @@ def _value(node: ast.expr) -> Any:
 def imported(request: ImportRequest) -> Imported:
     """Read a configuration into a problem and a plan.
 
-    Args:
-        request.text: TOML (up to 0.2.2), or Python (since), which is read and not run.
-        request.source: its name; .py is Python.
-        request.hardware: the cluster.
-        request.num_gpus: processes, where data_parallel_shard_degree is -1; else they must be the product of the
-        degrees. request.model: its description, which must agree with the flavor and gives its name.
-        request.vocab_size: that of the flavor, or None. request.ignored: settings (section.name) whose effect on
-        the cost the caller ignores.
+    The text is TOML (up to 0.2.2), or Python (since), which is read and not run: its source ends with .py. A model
+    of the request must agree with the flavor, and gives its name. Where data_parallel_shard_degree is -1, the
+    request has the number of processes.
 
     Raises:
         InvalidInputError: the file cannot be read, or has settings that change the cost and are not priced.
@@ -254,7 +245,8 @@ def imported(request: ImportRequest) -> Imported:
     spec = flavors()[flavor]
     _check_model(spec, flavor, request.model, request.vocab_size)
     run = run_of(settings, version, flavor, spec, request.num_gpus)
-    check_rules(run, "Correct the settings, or the number of GPUs (--gpus).")
+    do = "Correct the settings, or the number of GPUs (--gpus)."
+    check_rules(f"torchtitan {run.version}", broken_rules(RULES, run), do)
     plan = plan_of_run(run)
     told = [*notes, *_looked_at(settings, version)]
     there = _software(run, _compiled(settings), request.hardware, told)
@@ -394,33 +386,13 @@ CLASSES = {"training": "TrainingConfig", "parallelism": "ParallelismConfig", "co
 SCRIPT = "torchtitan.sh"
 
 
-def _launch(problem: Problem, plan: Plan, version: str) -> ConfigLaunch:
-    """Turn a plan into a launch.
-
-    Raises:
-        IllegalPlanError: torchtitan cannot express the plan or would refuse it; gives all reasons.
-    """
-    refusals = [*_problem_refusals(problem), *plan_refusals(TORCHTITAN, problem, plan, rules=False)]
-    flavor = flavor_of(problem.model)
-    if flavor is None:
-        refuse(TORCHTITAN.name, refusals)
-        raise AssertionError("refuse raises for a reason")
-    experts = problem.model.has_experts
-    deduplicated = problem.hardware.software.deduplicated_dispatch
-    run = run_of_plan(version, flavor, experts, problem.job.sequence_length, deduplicated, plan)
-    refusals += _run_refusals(plan, run, refusals)
-    refuse(TORCHTITAN.name, refusals)
-    environment = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    return config_launch(TORCHTITAN, version, problem, plan, settings_of(run), _notes(run, flavor), environment)
-
-
 def _files(launch: ConfigLaunch, version: str) -> dict[str, str]:
     """Write the launch as files by name: first the configuration, then scripts that start it. ``version`` is
     milpplan's."""
     toml = launch.version == V022
     config = f"{MODULE}.toml" if toml else f"{MODULE}.py"
     program: tuple[str, ...] = ("-m torchtitan.train", f'--job.config_file "$HERE/{config}"')
-    before = ['HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)']
+    before = [HERE]
     if not toml:
         before.append('export PYTHONPATH="$HERE${PYTHONPATH:+:$PYTHONPATH}"')
         program = ("-m torchtitan.train", f"--module {MODULE} --config plan")
@@ -502,26 +474,28 @@ def _python_literal(value: Any) -> str:
     return json.dumps(value) if isinstance(value, str | list) else repr(value)
 
 
-def _problem_refusals(problem: Problem) -> list[Refusal]:
-    """List the properties of a problem that no plan for torchtitan supports."""
-    refusals = problem_refusals(
-        problem,
-        products="its float8 converters leave out layers that the plan counts in fp8",
-        gradients="mixed_precision_reduce is float32 alone",
-        attention="its attention is fused",
-    )
-    if flavor_of(problem.model) is None:
-        name = problem.model.name
-        refusals.append(
-            Refusal(f"it knows models by name and flavor, and {name} is none of its own (torchtitan/models)")
-        )
-    return refusals
+def _losses(model: ModelSpec) -> list[str]:
+    if flavor_of(model) is not None:
+        return []
+    return [f"it knows models by name and flavor, and {model.name} is none of its own (torchtitan/models)"]
 
 
-def _run_refusals(plan: Plan, run: Run, before: list[Refusal]) -> list[Refusal]:
+def _run(problem: Problem, plan: Plan, version: str) -> Run:
+    """Return the run of a plan whose model torchtitan knows."""
+    flavor = flavor_of(problem.model)
+    assert flavor is not None
+    deduplicated = problem.hardware.software.deduplicated_dispatch
+    return run_of_plan(version, flavor, problem.model.has_experts, problem.job.sequence_length, deduplicated, plan)
+
+
+def _settings(problem: Problem, plan: Plan, version: str) -> dict[str, Any]:
+    return settings_of(_run(problem, plan, version))
+
+
+def _differences(problem: Problem, plan: Plan, version: str) -> list[Refusal]:
     """List the differences between the plan and the run that the files start."""
+    run = _run(problem, plan, version)
     sharding = sharding_of(run)
-    named = {refusal.why.split("=")[0] for refusal in before}
     runs = layout_of_run(run)
     reasons = dict.fromkeys(("zero_stage", "overlap_grad_reduce", "overlap_param_gather"), sharding.why)
     reasons |= {
@@ -530,13 +504,13 @@ def _run_refusals(plan: Plan, run: Run, before: list[Refusal]) -> list[Refusal]:
         "gather_again": "autograd keeps the gathered inputs of products, and nothing gathers them again",
         "schedule": "without a pipeline there is one schedule",
     }
-    differences = layout_differences(plan, runs, reasons, runs.expert_dp if run.experts else 1, named)
+    differences = layout_differences(plan, runs, reasons, runs.expert_dp if run.experts else 1)
     differences += [Refusal(text) for text in plan_losses(run) if run.cp == 1 or not text.startswith("context")]
-    broken = broken_rules(run)
-    return differences + [Refusal(f"rule {name} ({RULES[name][0]}): {text}") for name, text in broken.items()]
+    return differences + [Refusal(text) for text in broken_rules(RULES, run).values()]
 
 
-def _notes(run: Run, flavor: Pair) -> tuple[str, ...]:
+def _notes(problem: Problem, plan: Plan, version: str) -> list[str]:
+    run = _run(problem, plan, version)
     notes = [
         "Weights are kept in fp32, sharded, beside the gathered bf16 ones: what the plan counts as master weights."
     ]
@@ -548,10 +522,19 @@ def _notes(run: Run, flavor: Pair) -> tuple[str, ...]:
         notes.append("Documents are packed and masked apart; the plan counts attention over whole sequences.")
     if run.deduplicated:
         notes.append("The dispatcher deepep needs DeepEP installed.")
-    if flavor[0] == "deepseek_v3" or run.experts:
+    if run.flavor[0] == "deepseek_v3" or run.experts:
         notes.append("Experts are balanced by torchtitan's own bias, not by dropping tokens.")
-    return tuple(notes)
+    return notes
 
 
-LAUNCHER = ConfigLauncher(TORCHTITAN, _problem_refusals, _launch, _files, imported)
+LAUNCHER = ConfigLauncher(
+    TORCHTITAN,
+    _settings,
+    _notes,
+    _files,
+    imported,
+    losses=_losses,
+    differences=_differences,
+    environment={"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
+)
 """Launcher torchtitan, export and import: TOML configurations up to 0.2.2 and Python configurations since."""

@@ -21,7 +21,6 @@ pytorch/torchtitan at b5bcd76c, or at 0.2.2 where stated; S is PyTorch's distrib
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
@@ -30,7 +29,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.errors import IllegalPlanError, InvalidInputError
+from milpplan.errors import InvalidInputError
 from milpplan.launchers.capabilities import (
     NO_STREAMS,
     ONE_F_ONE_B,
@@ -43,7 +42,7 @@ from milpplan.launchers.capabilities import (
     whole_kv_heads,
     whole_words,
 )
-from milpplan.launchers.expressible import model_differences
+from milpplan.launchers.expressible import Rules, model_differences
 from milpplan.problem import (
     GroupedQueryAttention,
     LatentAttention,
@@ -349,8 +348,6 @@ def run_of_plan(
 NO_PIPELINE_022 = ("qwen3", "gpt_oss")
 """Models whose ``pipelining_fn`` is None in 0.2.2 (models/*/__init__.py, train.py:255)."""
 
-Check = Callable[[Run], str]
-
 
 def _undivided_experts(run: Run) -> str:
     if not run.experts:
@@ -450,7 +447,7 @@ def _latent(run: Run) -> str:
     return "FlexAttention of deepseek_v3 with context parallelism" if latent and run.cp > 1 else ""
 
 
-RULES: Mapping[str, tuple[str, Check]] = {
+RULES: Rules = {
     "experts_divide": ("distributed/parallel_dims.py:187-192, 0.2.2: :63-64", _undivided_experts),
     "sequence_divides": ("trainer.py:296-309, 0.2.2: models/llama3/infra/parallelize.py:67", _sequence),
     "heads_divide": ("models/common/attention.py: heads of a rank are whole", _heads),
@@ -463,27 +460,7 @@ RULES: Mapping[str, tuple[str, Check]] = {
     "deepep_has_the_model": ("0.2.2: models/deepseek_v3/infra/parallelize.py:99-113 alone", _dispatcher),
     "flex_attention_is_not_split": ("0.2.2: models/*/infra/parallelize.py", _latent),
 }
-"""Rules by name, with source and check."""
-
-
-def broken_rules(run: Run) -> dict[str, str]:
-    """List the rules that a run breaks, with descriptions."""
-    violations = {name: check(run) for name, (_, check) in RULES.items()}
-    return {name: text for name, text in violations.items() if text}
-
-
-def check_rules(run: Run, do: str) -> None:
-    """Raise an error for the rules that a run breaks.
-
-    Raises:
-        IllegalPlanError: names the rules, their sources and the violations.
-    """
-    broken = broken_rules(run)
-    if broken:
-        texts = "; ".join(f"rule {name} ({RULES[name][0]}): {text}" for name, text in broken.items())
-        raise IllegalPlanError(
-            f"torchtitan {run.version} refuses it, {texts}.", "Expected settings that its own checks admit.", do
-        )
+"""Rules by name, with source and check of a run."""
 
 
 def titan_states(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
@@ -566,6 +543,11 @@ TORCHTITAN = config_capability(
         "sequences": RowRule(titan_sequences, "with sequence parallelism gathered inputs are kept"),
         "pipelines": RowRule(titan_pipelines, "1F1B wants as many micro-batches as stages"),
         "states": RowRule(titan_states, "fully_shard decides what is sharded and when", shards=True),
+    },
+    formats={
+        "precision": "its float8 converters leave out layers that the plan counts in fp8",
+        "grad_dtype": "mixed_precision_reduce is float32 alone",
+        "attention_kernel": "its attention is fused",
     },
     complete=True,
 )
