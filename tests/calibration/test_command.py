@@ -72,6 +72,7 @@ def test_logs_and_products(tmp_path: Path) -> None:
     assert "gemm" in run("show", str(second)).stdout
 
 
+@pytest.mark.long
 def test_error_bars_on_the_command_line(tmp_path: Path) -> None:
     """solve and simulate print the bar and have it in their documents; without an overlay it is of the priors."""
     path, plan = tmp_path / "mine.toml", tmp_path / "plan.json"

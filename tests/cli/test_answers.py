@@ -25,6 +25,7 @@ def test_min_gpus_names_the_fewest_and_why_not_fewer(tmp_path: Path) -> None:
     assert run("simulate", str(path)).exit_code == 0
 
 
+@pytest.mark.long
 def test_min_gpus_meets_a_deadline() -> None:
     """More GPUs for an earlier end; the numbers to try can be given."""
     words = ["min-gpus", "llama3-8b", "dgx-h100", *JOB, "--gpus", "8:64:8", "--tokens", "1e11", "--json"]

@@ -171,6 +171,7 @@ def test_keys_given_twice_are_refused(solved: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "page.html").exists()
 
 
+@pytest.mark.long
 def test_a_plan_outside_of_its_space_is_refuted(solved: Path, tmp_path: Path) -> None:
     """A plan that is faster than all of the space, because it is not in it: all digests and fields agree."""
     other = tmp_path / "wide.json"

@@ -21,6 +21,7 @@ SOLVE = [
 ]
 
 
+@pytest.mark.long
 def test_solved_simulated_and_said() -> None:
     """The report says on which nodes every stage is, and so does the JSON, which simulates to the same time."""
     result = run(*SOLVE, "--json")

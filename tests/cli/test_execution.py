@@ -19,6 +19,7 @@ def run(*words: str) -> Result:
     return CliRunner().invoke(app, list(words))
 
 
+@pytest.mark.long
 def test_poor_gpus_train_with_their_host(tmp_path: Path) -> None:
     """Two RTX 4090 have 48 of the 121 GB that the states of Llama-2 7B take: with offloading there is a proved
     plan, and simulating its file says the same, hidden and exposed transfers and host memory included."""

@@ -87,6 +87,7 @@ def ends_well(*words: str) -> int:
     return result.exit_code
 
 
+@pytest.mark.long
 @FUZZ
 @given(data=st.data())
 def test_broken_plan_files(data: st.DataObject, tmp_path: Path) -> None:
@@ -138,7 +139,7 @@ def all_end_well(cases: list[Case], directory: Path) -> None:
 
 
 @pytest.mark.parametrize("number", long_but((3,), (3, 300)))
-@pytest.mark.parametrize("label", long_but(LABELS[1::4], LABELS))
+@pytest.mark.parametrize("label", long_but(("compare", "certify", "job", "import trl"), LABELS))
 def test_every_command_ends_well_whatever_is_in_its_file(
     label: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -208,6 +208,7 @@ def test_many_plans_are_a_table(slow: Path, tmp_path: Path) -> None:
     assert lost.failed[0].seen == "It is empty."
 
 
+@pytest.mark.long
 def test_the_time_limit_is_of_all_plans(slow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans that there was no time for are named, and the exit code says that not all is proved; a longer limit
     judges all of them."""

@@ -123,6 +123,7 @@ def test_a_configuration_comes_back_through_the_command_line(target: str, tmp_pa
     refused(run(*words, "--gpus", "24"), "24")
 
 
+@pytest.mark.long
 def test_what_was_ignored_is_in_the_answer(tmp_path: Path) -> None:
     """An import says which settings were ignored, in text and in JSON, and still writes a plan file."""
     problem, plan = llama_of_nanotron()

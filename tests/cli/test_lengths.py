@@ -157,6 +157,7 @@ def test_degrees_side_by_side(tmp_path: Path) -> None:
     assert document["step_time_s"] == document["static"]["step_time_s"]
 
 
+@pytest.mark.long
 def test_unlike_replicas(tmp_path: Path) -> None:
     """Without context parallelism one long sequence makes all others pay for its tensor parallelism, unless the
     other replicas are unlike: in the tables, in the document, and as a time line; files of HotSPa's runtime cannot

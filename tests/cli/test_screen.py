@@ -73,6 +73,7 @@ def test_the_first_screen_fits_a_terminal(name: str, monkeypatch: pytest.MonkeyP
         assert ("proof optimal within" in words) == (done.exit_code == 0)
 
 
+@pytest.mark.long
 def test_what_the_screen_says_next_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its commands run as they stand once the plan is written."""
     monkeypatch.chdir(tmp_path)

@@ -44,6 +44,7 @@ def test_solve_export_import(target: str, tmp_path: Path) -> None:
     assert constants[0] == constants[1]
 
 
+@pytest.mark.long
 def test_the_price_is_asked_only_where_there_is_one() -> None:
     """Without seconds for it there is no price, without --target no target; both are said by null."""
     runner = CliRunner()

@@ -75,6 +75,7 @@ def test_candidates_are_the_fields_that_differ() -> None:
     assert all(getattr(plan.layout, name) != getattr(best.layout, name) for name in leads)
 
 
+@pytest.mark.long
 def test_time_that_is_over_leaves_questions_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """What no time is left for is named, in the order of asking; what was answered stays."""
     problem = small_problem()
@@ -155,6 +156,7 @@ def test_uniform_space_takes_uniform_starts_only() -> None:
     assert not better or len({stage.num_layers for stage in stages}) > 1
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_worths")
 def test_other_objectives_are_explained_in_their_unit() -> None:
     """GPU-hours are counted in GPU-hours; the fewest GPUs as the shortest step on the plan's own number."""

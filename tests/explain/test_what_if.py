@@ -33,6 +33,7 @@ def test_every_worth_holds_the_truth() -> None:
     assert gained > 8
 
 
+@pytest.mark.long
 def test_time_for_nothing_still_gives_what_is_true() -> None:
     """With hardly any time the intervals are wide, and hold the truth all the same."""
     problem, plan, best_s = next(feasible((2,)))

@@ -88,6 +88,7 @@ def test_rows_of_some_jobs_replace_theirs() -> None:
     assert with_rows("", new, [2]) == new
 
 
+@pytest.mark.long
 def test_tables_of_one_run_agree(small: Solved) -> None:
     """All four tables name the job and its best static step, and no step is below the bound of its space or of a
     larger one; of two bounds of solves that time ended either may be the higher one."""

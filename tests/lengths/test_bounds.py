@@ -201,6 +201,7 @@ def test_bounds_that_know_what_fits_hold_for_every_packing() -> None:
     assert max(raised) > 1.02, raised
 
 
+@pytest.mark.long
 def test_an_open_window_bounds_any_numbers_beyond_it() -> None:
     """Random loads, one of them long, with any numbers of micro-batches on the open sides of a window take no less
     than its bound, whether it knows what micro-batches hold or not; bounds of just its own number would break."""

@@ -106,6 +106,7 @@ def _best_ns(found: StrategyTables, number: int) -> float:
     return least
 
 
+@pytest.mark.long
 def test_few_sequences_are_packed_as_well_as_can_be() -> None:
     """All ordered packings of five sequences, enumerated: on one replica the best of them is found, whether it is
     a pipeline or not."""

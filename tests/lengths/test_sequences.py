@@ -157,6 +157,7 @@ def test_rectangles_level_replicas_by_hand() -> None:
     assert min(max(one) for one in units) == 20 + 1 + 20 + 1
 
 
+@pytest.mark.long
 def test_a_padded_step_is_no_shorter_than_the_packed_bound() -> None:
     """Buckets of one length a micro-batch, every sequence once, and the bound of all packings below."""
     problem = small_problem(memory_gib=40, space={"pp": (1, 2), "recompute": ("none",)})

@@ -101,6 +101,7 @@ def test_bad_batches_and_degrees_are_refused() -> None:
         Dispatcher(step_of(PROBLEM, 4), PROBLEM)
 
 
+@pytest.mark.long
 def test_a_full_mask_takes_longer() -> None:
     """As ``solve_lengths`` does: twice the attention, in time and bound."""
     lengths = [4_000, 900, 20_000]
@@ -119,6 +120,7 @@ def test_what_is_no_row_of_whole_numbers_is_refused(lengths: Any) -> None:
         dispatcher().dispatch(lengths)
 
 
+@pytest.mark.long
 def test_experts_stay_where_the_step_has_them() -> None:
     """A bound is of one tensor parallelism of the experts: that of the step."""
     job = Job(num_gpus=16, global_batch_size=1, sequence_length=256)
@@ -129,6 +131,7 @@ def test_experts_stay_where_the_step_has_them() -> None:
     assert times[0] != pytest.approx(times[1], rel=0.01)
 
 
+@pytest.mark.long
 def test_sequences_beyond_learned_positions_are_refused() -> None:
     """As ``solve_lengths`` does."""
     model = PROBLEM.model.model_copy(update={"learned_positions": True, "max_position_embeddings": 2_048})

@@ -92,6 +92,7 @@ def test_steps_take_what_their_seats_take() -> None:
         assert bound <= step.time_ns
 
 
+@pytest.mark.long
 def test_equal_replicas_are_steps_of_teams() -> None:
     """The packing of one strategy, each replica a turn of its team, takes what the strategy takes."""
     found = pool()
@@ -162,6 +163,7 @@ def solved() -> LengthsResult:
     return solve_lengths(problem, steps_of(), GRAIN, 1, 0.01, 10.0, "highs")
 
 
+@pytest.mark.long
 def test_results_say_who_runs_what_when() -> None:
     """Runs hold every sequence once, on GPUs of the cluster, never two at once on one of them; groups hold the
     same; the step is the last end with the reduction and the finish."""

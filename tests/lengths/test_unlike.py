@@ -330,7 +330,6 @@ def solved() -> LengthsResult:
     )
 
 
-@pytest.mark.long
 def test_results_say_who_runs_what() -> None:
     """Every sequence once, on GPUs of the cluster, no two replicas on one; groups hold the same; the step is the
     last end with the reduction and the finish, shorter than that of any single strategy, and the bound below."""

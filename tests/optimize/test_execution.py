@@ -93,6 +93,7 @@ def test_uniform_optimum_is_that_of_brute_force() -> None:
         check(with_execution(seed, kind="uniform"), "auto")
 
 
+@pytest.mark.long
 def test_monolithic_form_agrees() -> None:
     """One program with the switches as variables has the same optimum."""
     solved = 0

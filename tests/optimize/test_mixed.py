@@ -163,6 +163,7 @@ def test_equal_types_are_one_type() -> None:
         assert simulate(problem, plan).step_time_ns == same.step_time_ns
 
 
+@pytest.mark.long
 def test_slower_nodes_get_fewer_layers() -> None:
     """On A100 and H100 nodes the stages on H100 hold more layers than those on A100, the best plan is faster than
     the best with equal stages, and half of the A100 nodes replaced by H100 is better than A100 alone."""

@@ -161,6 +161,7 @@ def test_a_result_that_leaves_too_little_is_not_certified(share: float) -> None:
     assert ("less memory than the space asks for" in check.seen) == bool(share)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", long_but((3,), (3, 8)))
 def test_default_gap_is_proved(count: int) -> None:
     """With the default gap the status is optimal, and the plan is within it of brute force."""
@@ -267,6 +268,7 @@ def feasible_problems(seeds: range) -> list[tuple[Problem, Best]]:
     return [(problem, best) for problem, best in pairs if best is not None]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", long_but((2,), (2, 5)))
 def test_warm_start_changes_nothing_but_the_way(count: int) -> None:
     """Starting from the optimum, from a random plan or from one that does not fit gives the same optimum."""

@@ -185,6 +185,7 @@ def test_the_step_in_every_scenario_is_simulated() -> None:
         assert entry.best_s <= entry.step_time_s * (1 + 1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lost", long_but((("slow links",),), (("slow links",), (), ("slow links", "slow host"))))
 def test_scenarios_solved_at_once_have_the_answers_of_one_process(
     lost: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

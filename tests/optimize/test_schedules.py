@@ -152,6 +152,7 @@ def test_uniform_optimum_is_that_of_brute_force(count: int) -> None:
             assert value == pytest.approx(best.value, rel=1e-12)
 
 
+@pytest.mark.long
 def test_monolith_agrees() -> None:
     """The one program over all layouts has the optimum of brute force."""
     assert_monolith_agrees((small(seed) for seed in range(200, 230)), 3)
@@ -177,6 +178,7 @@ def test_layouts_are_those_of_trying_everything() -> None:
     assert seen
 
 
+@pytest.mark.long
 def test_switches_of_the_execution_go_with_split_backwards() -> None:
     """With tiles or inputs that stay gathered open, the proved optimum over zero-bubble layouts with a pipeline is
     that of brute force, and no bound is above a plan."""

@@ -216,7 +216,7 @@ def test_an_interrupt_before_any_line_leaves_what_is_true(space: str, seed: int)
         check_stopped(stopped, whole)
 
 
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("space", long_but(("uniform", "free", "mixed"), SPACES))
 @pytest.mark.parametrize("seed", first(1, range(1, 25)))
 def test_progress_and_result_count_the_same_open_layouts(space: str, seed: int) -> None:
     """Interrupted by the callback at each of its calls: the last line told and the result agree; the plan of that

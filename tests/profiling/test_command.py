@@ -37,6 +37,7 @@ def test_the_file_keeps_everything(raw: Path, measurements: Measurements) -> Non
     assert read_raw(raw) == measurements
 
 
+@pytest.mark.long
 def test_from_raw_to_a_plan(raw: Path, tmp_path: Path) -> None:
     """--from fits without measuring; the overlay serves as a hardware name, with an error bar."""
     out = tmp_path / "mine.toml"

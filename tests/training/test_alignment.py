@@ -274,6 +274,7 @@ def test_the_command_line_answers_with_evidence(tmp_path: Path) -> None:
         restrict(aligned(problem_of("llama3-8b")), "megatron")
 
 
+@pytest.mark.long
 def test_a_step_of_grpo_is_one_plan(tmp_path: Path) -> None:
     """A rate makes seconds of the batch; the plan says what the rollout takes, and ``switch`` moves its weights to
     the layout of an inference plan, but not back."""

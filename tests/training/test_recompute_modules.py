@@ -258,6 +258,7 @@ def test_refusals() -> None:
         Layout(global_batch_size=8, recompute_modules="attention")
 
 
+@pytest.mark.long
 def test_command_names_what_is_replayed() -> None:
     """``--fix`` takes modules in any order; the answer says what is replayed, and that no measured run is."""
     words = "solve mixtral-8x7b dgx-h100 --gpus 64 --global-batch 128 --space uniform"
