@@ -128,6 +128,18 @@ def test_presets_agree_and_can_be_written(kind: str, tmp_path: Path) -> None:
     assert round(float(first_line.split()[-1])) * answer.unit_ns == answer.optimum_ns
 
 
+@pytest.mark.long
+def test_spaces_that_are_not_split_whole_have_a_program() -> None:
+    """Blocks of layouts whose bounds rise above the answer need no row of each layout."""
+    job = Job(num_gpus=2048, global_batch_size=15_360, sequence_length=4096)
+    model, hardware = load_model("deepseek-v3"), load_hardware("dgx-h100")
+    problem = Problem(model=model, hardware=hardware, job=job, space=Space(kind="uniform"))
+    result = solve(problem, gap=1e-4, simplest=False, any_chunks=False)
+    assert result.layouts is not None
+    assert result.layouts.closed.state.whole.any()
+    assert solve_block_program(result).agrees
+
+
 def test_units_stand_in_the_name() -> None:
     """The program before any solve states its units, which are fine."""
     result = preset_result("uniform")

@@ -470,8 +470,9 @@ class _Split:
         space, closed = record.space, record.closed.closed_again()
         while (closed.state.block_values < value).any():
             before = len(closed.state.values)
+            # The bounds of the last blocks below the value may rise instead.
             closed.first(value, len(space) + 1, lambda: False)
-            if len(closed.state.values) == before:
+            if len(closed.state.values) == before and (closed.state.block_values < value).any():
                 raise _too_large("not all of its layouts can be bounded one by one")
         groups = closed.first(value, len(space) + 1, lambda: False)
         opened = closed.layouts(groups)
