@@ -44,8 +44,8 @@ from milpplan.optimize.search.simplest import searched_gap, simplest
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.layout_space import check_forbidden
 from milpplan.optimize.space.plan_space import in_space
-from milpplan.optimize.space.rules import EXECUTION, switch_values
-from milpplan.problem import ANY_SPLIT_LAYERS, RANK_ORDERS, Plan, Problem, Space
+from milpplan.optimize.space.rules import asked_switches, switch_values
+from milpplan.problem import ANY_SPLIT_LAYERS, RANK_ORDERS, Layout, Plan, Problem, Space
 from milpplan.problem.problem import NOT_LISTS
 from milpplan.problem.reading import plain_reason
 from milpplan.simulation import (
@@ -68,6 +68,8 @@ NO_MEMORY = "Memory ran out: the best plan so far. Free some, or fix or forbid s
 MARGIN_PRICE_GAP = 5e-3
 """Minimum relative gap of the solve that prices the margin of memory: a comment may not cost more than the
 answer."""
+START_SHARE = 0.25
+"""Share of the time left in which a good plan with plain switches is searched for."""
 MOVED_PLANS = 6
 """Number of even plans, best first, whose layers a local search moves."""
 
@@ -275,6 +277,9 @@ def solve_from(
         if not initial_plans and problem.space.kind == "free":
             starts += uniform_plans(problem, context, starts)
             _tell_incumbent(problem, context, _generated(starts, options), started)
+            if with_plain_switches(problem) is not None:
+                starts += plain_plans(problem, context, starts)
+                _tell_incumbent(problem, context, _generated(starts, options), started)
         space = layout_space(problem, options.forbid, stop=context.out_of_time)
         search = Search(problem, space, context, started, tuple(starts))
         search.bound()
@@ -314,22 +319,76 @@ def uniform_plans(
         starts: plans known so far.
         scenarios: scenarios whose scaled steps are compared, if any.
     """
-    # Switches that are open beside the degrees multiply the space, and hardly change which plan is best, unless
-    # they recompute.
-    switches = [name for name in EXECUTION if name != "recompute_vision"]
-    plain = {name: (DEFAULTS[name],) for name in switches if DEFAULTS[name] in switch_values(problem, name)}
-    changed: dict[str, Any] = {"kind": "uniform", **plain}
-    uniform = problem.model_copy(update={"space": problem.space.model_copy(update=changed)})
-    quiet = replace(context, options=replace(context.options, callback=None, on_program=None), known_paths={})
-    space = layout_space(uniform, context.options.forbid, stop=context.out_of_time)
-    search = Search(uniform, space, quiet, time.monotonic(), tuple(starts), scenarios=scenarios)
-    search.bound()
-    decide_layouts(search)
+    plain = with_plain_switches(problem) or problem
+    uniform = plain.model_copy(update={"space": plain.space.model_copy(update={"kind": "uniform"})})
+    search = _searched(uniform, context, starts, scenarios)
     if search.best is None:
         return []
     plan = search.best[1]
     plans = [plan, *_moved(problem, [plan], context.deadline)]
     return [plan for plan in plans if in_space(problem, plan)]
+
+
+def with_plain_switches(problem: Problem) -> Problem | None:
+    """Return the problem with the switches beside the degrees, and the order of ranks, at their defaults where the
+    space has those; None where none of them is open.
+
+    They multiply the space, and hardly change which degrees are best, unless they recompute.
+    """
+    names = [name for name in asked_switches(problem) if name != "recompute_vision"]
+    values = {name: switch_values(problem, name) for name in names} | {"rank_order": problem.space.rank_order}
+    plain = {name: (DEFAULTS[name],) for name, own in values.items() if DEFAULTS[name] in own and len(own) > 1}
+    return problem.model_copy(update={"space": problem.space.model_copy(update=plain)}) if plain else None
+
+
+def plain_plans(problem: Problem, context: SolveContext, starts: Sequence[Plan]) -> list[Plan]:
+    """Return the best plan with plain switches, then the best with any switches at its degrees, where they are
+    found in a quarter of the time left.
+
+    Args:
+        problem: a problem with a free space and open switches.
+        context: context of the solve; the work is counted there.
+        starts: plans known so far.
+    """
+    plain, plans = with_plain_switches(problem), list[Plan]()
+    left = Deadline(context.deadline).left_s()
+    until = None if left is None else time.monotonic() + START_SHARE * left
+    coarse = replace(context, options=replace(context.options, gap=max(context.options.gap, START_GAP)))
+    while plain is not None and not Deadline(until).passed:
+        space = plain.space.model_copy(update={"interleaved_layers": "even"})
+        even = plain.model_copy(update={"space": space})
+        best, plain = _searched(even, coarse, [*starts, *plans], until=until).best, None
+        if best is not None:
+            plain = None if plans else _at_degrees(problem, best[1].layout)
+            plans.append(best[1])
+    return [plan for plan in plans if in_space(problem, plan)]
+
+
+def _at_degrees(problem: Problem, layout: Layout) -> Problem:
+    """Return the problem at the degrees, micro-batch and pipeline schedule of a layout."""
+    names = ("tp", "cp", "ep", "etp", "pp", "dp", "micro_batch_size", "vpp", "schedule")
+    space = problem.space.model_copy(update={name: (getattr(layout, name),) for name in names})
+    sizes = {"num_gpus": layout.num_gpus, "global_batch_size": layout.global_batch_size}
+    return problem.model_copy(update={"space": space, "job": problem.job.model_copy(update=sizes)})
+
+
+def _searched(
+    problem: Problem,
+    context: SolveContext,
+    starts: Sequence[Plan],
+    scenarios: Scenarios | None = None,
+    until: float | None = None,
+) -> Search:
+    """Return the search of a part of a problem's space, which tells nobody of its progress, after a moment of
+    ``time.monotonic`` without proof."""
+    options = replace(context.options, callback=None, on_program=None)
+    deadline = context.deadline if until is None else until
+    space = layout_space(problem, context.options.forbid, stop=context.out_of_time)
+    quiet = replace(context, options=options, deadline=deadline, known_paths={})
+    search = Search(problem, space, quiet, time.monotonic(), tuple(starts), scenarios=scenarios)
+    search.bound()
+    decide_layouts(search)
+    return search
 
 
 def _with_any_chunks(result: PlanResult, options: SolveOptions) -> PlanResult:

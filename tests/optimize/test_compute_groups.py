@@ -14,6 +14,7 @@ from milpplan.optimize.bounds import SAFETY, uniform_compute_bounds, uniform_pla
 from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
 from milpplan.optimize.layout import LayoutSolver
 from milpplan.optimize.milp.backends import backend
+from milpplan.optimize.search import closed_layouts
 from milpplan.optimize.search.best_first import Search
 from milpplan.optimize.search.closed_layouts import (
     FATES,
@@ -125,9 +126,10 @@ def check_groups(problem: Problem, forbidden: tuple[dict[str, int], ...] = ()) -
 def check_blocks(problem: Problem, space: LayoutSpace, bounds: FloatArray) -> None:
     """What is said of all blocks of a class is below what is said of each of their layouts (where the node types
     differ the two are bounds of other kinds, and plans of either are above both)."""
-    classes = BlockClasses.of(problem, space)
+    kernels = kernel_space(problem, space)
+    classes = BlockClasses.of(problem, kernels)
     assert np.array_equal(np.sort(classes.key[classes.first]), np.arange(len(classes.first)))
-    least = classes.least_ns(problem, kernel_space(space), np.arange(len(classes.first)))
+    least = classes.least_ns(problem, kernels, np.arange(len(classes.first)))
     of_layout = least[classes.key][space.block_of(np.arange(len(space)))]
     assert (of_layout > 0).all()
     if not problem.other_hardware:
@@ -230,7 +232,7 @@ def test_a_space_taken_apart_piece_by_piece_has_the_same_optimum(make: Any, seed
     for seed in range(seeds):
         problem = with_space(make(seed), kind="uniform")
         known = solve(problem, gap=1e-4)
-        rooms = (SMALL, replace(SMALL, groups=3), replace(SMALL, layouts=1))
+        rooms = (SMALL, replace(SMALL, groups=3), replace(SMALL, layouts=1), replace(SMALL, layouts=0))
         for budget in rooms:
             context = SolveContext(SolveOptions(gap=1e-4), backend("auto"), [], None, budget=budget)
             search = Search(problem, layout_space(problem), context, 0.0)
@@ -331,13 +333,41 @@ def test_bounds_of_placed_blocks_hold_for_each_of_their_layouts(schedules: tuple
     problem = opened(gpus=16, model="qwen3-30b-a3b", schedule=schedules, vpp=(1, 2), **WITH_EXPERTS)
     space = layout_space(problem)
     blocks = np.flatnonzero(space.sizes)[::3]
-    bounds = PlacedClasses.of(problem, space, blocks).bounds_ns(problem, lambda: False)
+    placed = PlacedClasses.of(problem, space, blocks)
+    rows, bounds = placed.bounds_ns(problem, np.arange(len(placed.first)))
+    assert np.array_equal(rows, np.arange(len(blocks)))
     families = space.families_of(blocks)
     own = cluster_compute_bounds(problem, families)
     least = np.full(len(blocks), np.inf)
     np.minimum.at(least, np.repeat(np.arange(len(blocks)), space.num_families[blocks]), own)
     assert (bounds <= least * (1 + 1e-9)).all()
     assert (bounds > 0.6 * least).mean() > 0.5
-    classes = BlockClasses.of(problem, space)
-    kernels = classes.least_ns(problem, kernel_space(space), np.arange(len(classes.first)))[classes.key[blocks]]
-    assert (bounds > 1.2 * kernels).any()
+    kernels = kernel_space(problem, space)
+    classes = BlockClasses.of(problem, kernels)
+    of_kernels = classes.least_ns(problem, kernels, np.arange(len(classes.first)))[classes.key[blocks]]
+    assert (bounds > 1.2 * of_kernels).any()
+
+
+def test_bounds_of_placed_blocks_count_slice_by_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped at any moment, the bound is at least the last one and at most the least of all layouts; in the end
+    it is the one of all blocks at once."""
+    monkeypatch.setattr(closed_layouts, "CLASSES_AT_ONCE", 9)
+    problem = opened(gpus=16, model="qwen3-30b-a3b", schedule=("zb-h1", "dualpipe-v"), vpp=(1, 2), **WITH_EXPERTS)
+    space = layout_space(problem)
+    closed = closed_layouts.ClosedLayouts(problem, space, Budget(groups_at_once=10**9, blocks_at_once=50))
+    closed.bound_blocks(lambda: False)
+    kernels = closed.state.block_values
+    blocks = np.flatnonzero(np.isfinite(kernels))
+    least = cluster_compute_bounds(problem, space.families_of(blocks)).min()
+    below, bounds = float(np.median(kernels[blocks])), [closed.bound]
+    while not closed.placed[kernels < below].all():
+        calls = iter((False, True))
+        closed._place(below, below, lambda calls=calls: next(calls))  # type: ignore[misc]
+        bounds.append(closed.bound)
+    assert len(bounds) > 4
+    assert bounds == sorted(bounds)
+    assert bounds[0] < bounds[-1] <= least * (1 + 1e-9)
+    placed = PlacedClasses.of(problem, space, blocks)
+    _, at_once = placed.bounds_ns(problem, np.arange(len(placed.first)))
+    expected = np.where(closed.placed[blocks], np.maximum(kernels[blocks], at_once), kernels[blocks])
+    assert np.array_equal(closed.state.block_values[blocks], expected)

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from milpplan import Layout, load_hardware, load_model, simulate, solve
+from milpplan.optimize import SolveContext, SolveOptions
+from milpplan.optimize.milp.backends import backend
 from milpplan.optimize.milp.block_program import solve_block_program
+from milpplan.optimize.solve import plain_plans, with_plain_switches
 from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space
 from milpplan.optimize.space.rules import EXECUTION
 from milpplan.problem import HostMemory, Job, Problem, SizeCurve, Space
@@ -204,6 +207,26 @@ def rtx_problem(**space: tuple[bool, ...]) -> Problem:
         job=job,
         space=Space.model_validate(space),
     )
+
+
+def test_a_search_starts_from_plans_with_plain_switches() -> None:
+    """They are legal plans of the space; the second has the degrees of the first and any switches."""
+    found = 0
+    for seed in range(4):
+        problem = with_execution(seed)
+        plain, space = with_plain_switches(problem), layout_space(problem)
+        if plain is None or not len(space):
+            continue
+        context = SolveContext(SolveOptions(gap=1e-4), backend("auto"), [], None)
+        plans = plain_plans(problem, context, [])
+        steps = [simulate(problem, plan).step_time_ns for plan in plans]
+        assert steps == sorted(steps, reverse=True)
+        assert all(space.find(plan.layout) is not None for plan in plans)
+        assert not plans or layout_space(plain).find(plans[0].layout) is not None
+        best = solve(problem, gap=1e-4, simplest=False).report
+        assert best is None or all(step >= best.step_time_ns for step in steps)
+        found += len(plans)
+    assert found > 1
 
 
 def test_poor_gpu_needs_its_host() -> None:

@@ -259,6 +259,8 @@ class Search:
     last_log: float = 0.0
     queue: IntArray = field(default_factory=no_rows)
     """Layouts to explore next, in order."""
+    promising: IntArray = field(default_factory=no_rows)
+    """Layouts whose uniform plans are bounded, and may be simulated next."""
     first_only: bool = False
     """True where the search ends with its first plan."""
     scenarios: Scenarios | None = None
@@ -290,24 +292,29 @@ class Search:
         while len(groups := self._groups(len(self.whole))):
             self.open(groups)
 
-    def _groups(self, layouts: int) -> IntArray:
-        """Return the groups to open next: at least ``layouts`` layouts, or as many as the budget allows."""
+    def _groups(self, layouts: int, below: float = np.inf) -> IntArray:
+        """Return the groups to open next, whose bounds are below a value: at least ``layouts`` layouts, or as many
+        as the budget allows."""
         capacity = self.context.budget.layouts - len(self.explored.rows)
         if capacity <= 0:
             return np.zeros(0, dtype=np.int64)
-        return self.explored.closed.first(self.threshold(), min(layouts, capacity), self.context.out_of_time)
+        stop = self.context.out_of_time
+        return self.explored.closed.first(self.threshold(), min(layouts, capacity), stop, below)
 
     def _next(self, size: int) -> IntArray:
         """Return the ``size`` layouts with the smallest bounds among those without detailed bounds; open groups
-        until there are enough."""
+        until there are enough, and no closed group comes before the last."""
         while True:
             rows = self.open_rows[~self.explored.detailed[self.open_rows]]
-            rows = self.by_value(rows, self.explored.values(rows))
-            # Share of explored layouts that fit, to guess how many to open for ``size`` open rows.
-            fit = max(1, len(self.open_rows)) / max(1, len(self.explored.rows))
-            groups = self._groups(int((size - len(rows)) / fit))
-            if len(rows) >= size or not len(groups):
-                return rows[:size]
+            rows = self.by_value(rows, self.explored.values(rows))[:size]
+            if len(rows) < size:
+                # Share of explored layouts that fit, to guess how many to open for ``size`` open rows.
+                fit = max(1, len(self.open_rows)) / max(1, len(self.explored.rows))
+                groups = self._groups(int((size - len(rows)) / fit))
+            else:
+                groups = self._groups(size, float(self.explored.values(rows[-1:])[0]))
+            if not len(groups):
+                return rows
             self.open(groups)
 
     def _bound(self, rows: IntArray) -> None:
@@ -343,6 +350,7 @@ class Search:
         uniform = cluster_uniform_bounds(self.problem, part, costs)
         fits = uniform.memory_bytes <= usable_memory_bytes(self.problem)
         self.explored.uniform_ns[rows] = np.where(fits, uniform.step_time_ns, np.inf)
+        self.promising = np.concatenate([self.promising, rows[fits.any(axis=1)]])
         if self.problem.space.kind == "uniform":
             self.explored.memory[rows] = uniform.memory_bytes.min(axis=1)
             self.explored.bounds_ns[rows] = np.where(
@@ -371,6 +379,7 @@ class Search:
             if not len(rows):
                 break
             self._bound(np.sort(rows))
+            self._drop_bounded()
             size = min(CHUNK, CHUNK_GROWTH * size)
             if uniform:
                 rows = self.open_rows[~self.explored.detailed[self.open_rows]]
@@ -427,12 +436,15 @@ class Search:
         self.offered = with_plan(self.offered, value, plan)
         if value < self.best_value:
             self.best = (value, plan)
-            # Open layouts that cannot improve the incumbent are dropped: there may be millions of them.
-            values = self.explored.values(self.open_rows)
-            keep = values < self.threshold()
-            self.rest_bound = float(values[~keep].min(initial=self.rest_bound))
-            self.open_rows = self.open_rows[keep]
+            self._drop_bounded()
             self.note(force=True)
+
+    def _drop_bounded(self) -> None:
+        """Drop open layouts that cannot improve the incumbent: there may be millions of them."""
+        values = self.explored.values(self.open_rows)
+        keep = values < self.threshold()
+        self.rest_bound = float(values[~keep].min(initial=self.rest_bound))
+        self.open_rows = self.open_rows[keep]
 
     def note(self, force: bool = False, tell: bool = True) -> None:
         """Log the progress and, if ``tell``, call the callback: at most twice a second unless ``force`` is set."""
@@ -465,9 +477,14 @@ class Search:
         """Simulate at most ``max_plans`` uniform plans in the order of their bounds. In the uniform space this
         decides every layout."""
         modes, layers = self.problem.recompute_modes, self.problem.model.num_layers
-        rows, mode_indices = np.nonzero(np.isfinite(self.explored.uniform_ns) & ~self.explored.simulated)
-        step_ns = self.explored.uniform_ns[rows, mode_indices]
-        values = np.where(step_ns <= self.explored.limits_ns[rows], step_ns * self.explored.weights[rows], np.inf)
+        known = np.sort(self.promising)
+        step_ns = np.where(self.explored.simulated[known], np.inf, self.explored.uniform_ns[known])
+        values = step_ns * self.explored.weights[known, None]
+        values = np.where(step_ns <= self.explored.limits_ns[known, None], values, np.inf)
+        below = values < self.threshold()
+        self.promising = known[below.any(axis=1)]
+        number, mode_indices = np.nonzero(below)
+        rows, values = known[number], values[below]
         order = self.by_value(np.arange(len(rows)), values)[:max_plans]
         self.queue = rows[order]
         if self._simulates_in_batches:

@@ -8,7 +8,7 @@ communication; the groups of a block; the layouts of a group. A block or group t
 bound.
 
 The bound from the layers' compute alone (``closed_form.compute_bounds``, in the uniform space the tighter
-``uniform_plans.uniform_compute_bounds``) depends on few of the switches (``LAYER_KEYS``) and not on the sharding.
+``uniform_plans.uniform_compute_bounds``) depends on few of the switches (``compute_keys``), not on the sharding.
 So layouts of a block with equal virtual stages, schedule and such switches form a group and share their bound. The
 rows of a group are made only when its layouts are explored.
 
@@ -195,7 +195,7 @@ class PlacedClasses:
     @staticmethod
     def of(problem: Problem, space: LayoutSpace, blocks: IntArray) -> PlacedClasses:
         """Make the classes of some blocks."""
-        part, switches = space.blocks.take(blocks), space.switches.alike(LAYER_KEYS).choices.shared()
+        part, switches = space.blocks.take(blocks), space.switches.alike(compute_keys(problem)).choices.shared()
         degrees = [getattr(part, name) for name in LAYER_KEYS if name in BLOCK_KEYS]
         lists = switches.of(blocks).lists()[3]
         first, key = unique_rows(*degrees, lists, *layer_positions(problem, part))
@@ -206,43 +206,78 @@ class PlacedClasses:
         has_form[forms, number] = True
         return PlacedClasses(replace(space, switches=switches), blocks, first, key, has_form[:, group])
 
-    def bounds_ns(self, problem: Problem, stop: Stop) -> FloatArray:
-        """Return lower bounds of the steps of all layouts of each block, [b] ns: the minimum over its forms of
-        ``compute_bounds`` without ramps, with a layer's work at its minimum over the switches.
+    def bounds_ns(self, problem: Problem, classes: IntArray) -> tuple[IntArray, FloatArray]:
+        """Return the positions of the blocks of some classes, and lower bounds of the steps of their layouts,
+        [r] ns: the minimum over its forms of ``compute_bounds`` without ramps, with a layer's work at its minimum
+        over the switches.
 
         m S / P, or (P S + (m - P) D) / P in pairs, for the work S = F + B + W of a micro-batch alone and D in a
-        pair. Zero for the classes that time does not suffice for.
+        pair.
         """
-        part = self.space.blocks.take(self.blocks)
-        m, P = part.num_micro_batches, part.pp
-        split = self.has_form[1] | self.has_form[2]
-        whole = m * self._work_ns(problem, "1f1b", self.has_form[0], stop) / P
-        alone = self._work_ns(problem, "zb-h1", split, stop)
-        paired = (P * alone + (m - P) * self._work_ns(problem, "dualpipe-v", self.has_form[2], stop)) / P
-        forms = np.where(self.has_form, np.stack([whole, m * alone / P, paired]), np.inf)
-        return np.asarray(forms.min(axis=0) * SAFETY)
+        rows = np.flatnonzero(np.isin(self.key, classes))
+        part = self.space.blocks.take(self.blocks[rows])
+        m, P, has_form = part.num_micro_batches, part.pp, self.has_form[:, rows]
+        split = has_form[1] | has_form[2]
+        whole = m * self._work_ns(problem, "1f1b", rows, has_form[0]) / P
+        alone = self._work_ns(problem, "zb-h1", rows, split)
+        paired = (P * alone + (m - P) * self._work_ns(problem, "dualpipe-v", rows, has_form[2])) / P
+        forms = np.where(has_form, np.stack([whole, m * alone / P, paired]), np.inf)
+        return rows, np.asarray(forms.min(axis=0) * SAFETY)
 
-    def _work_ns(self, problem: Problem, schedule: str, asked: BoolArray, stop: Stop) -> FloatArray:
-        """Return the minimum over the switches of the layers' work for the blocks that are asked for, [b] ns; zero
-        for others, and where time is up."""
+    def _work_ns(self, problem: Problem, schedule: str, rows: IntArray, asked: BoolArray) -> FloatArray:
+        """Return the minimum over the switches of the layers' work for the blocks at some positions that are asked
+        for, [r] ns; zero for others."""
         code = np.array([SCHEDULES.index(schedule)])
         stages = Choices({"schedule": code, "vpp": code}, *np.tile([[0], [1]], len(self.space.blocks)))
-        families_of, minima = replace(self.space, stages=stages).families_of, np.zeros(len(self.first))
-        classes = ascending(self.key[asked])
-        for start in range(0, len(classes), CLASSES_AT_ONCE):
-            if stop():
-                break
-            chunk = classes[start : start + CLASSES_AT_ONCE]
-            blocks = self.blocks[self.first[chunk]]
+        minima, classes = np.zeros(len(self.first)), ascending(self.key[rows[asked]])
+        if len(classes):
+            blocks = self.blocks[self.first[classes]]
             number, _ = within(self.space.switches.counts[blocks])
-            minima[chunk] = np.inf
-            np.minimum.at(minima, chunk[number], layers_work_ns(problem, families_of(blocks)))
-        return minima[self.key]
+            families = replace(self.space, stages=stages).families_of(blocks)
+            minima[classes] = np.inf
+            np.minimum.at(minima, classes[number], layers_work_ns(problem, families))
+        return minima[self.key[rows]]
 
 
-def kernel_space(space: LayoutSpace) -> LayoutSpace:
+@dataclass(slots=True)
+class Placing:
+    """Classes of blocks whose bounds are about to count what their layers send, smallest bound first.
+
+    ``order`` [c] of the classes; ``starts_at`` [c] is the smallest bound of a block of each, in this order.
+    ``done``: number of classes that are bounded.
+    """
+
+    classes: PlacedClasses
+    order: IntArray
+    starts_at: FloatArray
+    done: int = 0
+
+    @staticmethod
+    def of(classes: PlacedClasses, values: FloatArray) -> Placing:
+        """Put classes in the order of their blocks' bounds ``values`` [b]."""
+        minima = np.full(len(classes.first), np.inf)
+        np.minimum.at(minima, classes.key, values)
+        order = np.argsort(minima, kind="stable")
+        return Placing(classes, order, minima[order])
+
+    def next(self, below: float) -> IntArray:
+        """Return the next classes, at most ``CLASSES_AT_ONCE``, that have blocks with bounds below a value."""
+        end = min(int(np.searchsorted(self.starts_at, below)), self.done + CLASSES_AT_ONCE)
+        return self.order[self.done : end]
+
+
+def compute_keys(problem: Problem) -> tuple[str, ...]:
+    """Return the fields of a layout that its layers' times depend on before anything is recomputed: with a plug-in
+    cost model all ``LAYER_KEYS``."""
+    if not has_own_times(problem):
+        return LAYER_KEYS
+    return tuple(name for name in LAYER_KEYS if name not in ("recompute_vision", "recompute_modules"))
+
+
+def kernel_space(problem: Problem, space: LayoutSpace) -> LayoutSpace:
     """Return the space with only those choices that the times of the layers' kernels depend on."""
-    switches, stages = space.switches.alike(LAYER_KEYS).choices, space.stages.alike(("schedule",)).choices
+    factors = space.switches.alike(compute_keys(problem)), space.stages.alike(("schedule",))
+    switches, stages = (factor.choices.shared() for factor in factors)
     return replace(space, switches=switches, stages=stages)
 
 
@@ -252,7 +287,7 @@ def compute_values(problem: Problem, space: LayoutSpace) -> FloatArray:
     Infinite where the layout cannot meet the deadline, or its states alone do not fit.
     """
     fits = np.flatnonzero(fitting_blocks(problem, space))
-    groups = ComputeGroups.of(problem, space, space.switches.alike(LAYER_KEYS), fits)
+    groups = ComputeGroups.of(problem, space, space.switches.alike(compute_keys(problem)), fits)
     rows, group = groups.layouts(np.arange(len(groups.block)))
     weights, limits = (column[groups.block[group]] for column in objective_weights(problem, space.blocks))
     bounds, values = groups.bounds_ns[group], np.full(len(space), np.inf)
@@ -316,12 +351,14 @@ class ClosedLayouts:
     state: GroupStates = field(init=False)
     placed: BoolArray = field(init=False)
     """Blocks whose bounds count what their layers send, [b]."""
+    placing: Placing | None = None
+    """Blocks that are not ``placed``, among them all that may be split next."""
     bounded: bool = False
     """True once every block has a bound."""
 
     def __post_init__(self) -> None:
         blocks = self.space.blocks
-        self.alike = self.space.switches.alike(LAYER_KEYS)
+        self.alike = self.space.switches.alike(compute_keys(self.problem))
         self.weights, self.limits_ns = objective_weights(self.problem, blocks)
         self.fits = fitting_blocks(self.problem, self.space)
         whole, self.placed = np.ones(len(blocks), dtype=np.bool_), np.zeros(len(blocks), dtype=np.bool_)
@@ -333,7 +370,7 @@ class ClosedLayouts:
     def closed_again(self) -> ClosedLayouts:
         """Return a copy with the same blocks and groups and nothing opened."""
         copied, state = copy(self), self.state
-        copied.placed = self.placed.copy()
+        copied.placed, copied.placing = self.placed.copy(), None
         copied.state = self._group_states(
             state.groups, np.zeros_like(state.opened), state.whole, state.block_values
         )
@@ -351,8 +388,8 @@ class ClosedLayouts:
 
     def bound_blocks(self, stop: Stop) -> None:
         """Bound the blocks by their kernel times only, until time is up."""
-        classes = BlockClasses.of(self.problem, self.space)
-        kernels = kernel_space(self.space)
+        kernels = kernel_space(self.problem, self.space)
+        classes = BlockClasses.of(self.problem, kernels)
         size, done = self.budget.blocks_at_once, 0
         bounds_ns = np.zeros(len(classes.first))
         # Classes with equal layers follow each other, so that their kernels are timed together.
@@ -378,23 +415,20 @@ class ClosedLayouts:
         groups = self.state.groups.sizes(np.flatnonzero(self.state.values < threshold)).sum()
         return int(groups + self.space.sizes[self.state.block_values < threshold].sum())
 
-    def first(self, threshold: float, layouts: int, stop: Stop) -> IntArray:
-        """Return the closed groups with the smallest bounds below the threshold, with at least ``layouts`` layouts
-        together.
+    def first(self, threshold: float, layouts: int, stop: Stop, below: float = np.inf) -> IntArray:
+        """Return the closed groups with the smallest bounds below the threshold and a value, with at least
+        ``layouts`` layouts together.
 
         Blocks with smaller bounds are split first, in batches, until a group is found at all.
         """
+        below = min(below, threshold)
         while True:
-            chosen = self._chosen(threshold, layouts)
-            last = (
-                float(self.state.values[chosen].max(initial=0.0))
-                if self.state.groups.sizes(chosen).sum() >= layouts
-                else threshold
-            )
-            blocks = np.flatnonzero(self.state.block_values < min(last, threshold))
-            if np.isfinite(threshold):
-                self._place(blocks, stop)
-                blocks = blocks[self.state.block_values[blocks] < threshold]
+            chosen = self._chosen(below, layouts)
+            enough = self.state.groups.sizes(chosen).sum() >= layouts
+            last = float(self.state.values[chosen].max(initial=0.0)) if enough else below
+            if np.isfinite(below):
+                last = self._place(last, threshold, stop)
+            blocks = np.flatnonzero(self.state.block_values < last)
             if len(blocks):
                 # Within the budget.
                 order = blocks[np.argsort(self.state.block_values[blocks], kind="stable")]
@@ -403,22 +437,39 @@ class ClosedLayouts:
                 blocks = np.sort(order[: np.searchsorted(ends, capacity, side="right")])
             if not self.split_blocks(blocks, stop):
                 return chosen
-            chosen = self._chosen(threshold, layouts)
+            chosen = self._chosen(below, layouts)
             if len(chosen):
                 return chosen
 
-    def _place(self, blocks: IntArray, stop: Stop) -> None:
-        """Raise the bounds of blocks by what their layers send, unless it is done already or time is up."""
+    def _place(self, below: float, threshold: float, stop: Stop) -> float:
+        """Raise the bounds of blocks by what their layers send, smallest bound first, until those below a value
+        are done, or so many that no more are split at once.
+
+        Returns:
+            The value below which blocks may be split: no other block has a smaller bound.
+        """
         if self.problem.other_hardware or not has_own_times(self.problem):
-            return
-        new = blocks[~self.placed[blocks]]
-        if len(new):
-            bounds = PlacedClasses.of(self.problem, self.space, new).bounds_ns(self.problem, stop)
-            raised = np.where(bounds > self.limits_ns[new], np.inf, bounds * self.weights[new])
-            values = self.state.block_values.copy()
-            values[new] = np.maximum(values[new], raised)
-            self.placed[new] = True
+            return below
+        while True:
+            values = self.state.block_values
+            new = np.flatnonzero((values < below) & ~self.placed)
+            least = float(values[new].min(initial=below))
+            ready = int(self.num_groups[values < least].sum())
+            if not len(new) or ready >= self.budget.groups_at_once or stop():
+                return least
+            if self.placing is None or not len(classes := self.placing.next(below)):
+                new = np.flatnonzero((values < threshold) & ~self.placed)
+                parts = PlacedClasses.of(self.problem, self.space, new)
+                self.placing = Placing.of(parts, values[new])
+                classes = self.placing.next(below)
+            rows, bounds = self.placing.classes.bounds_ns(self.problem, classes)
+            blocks = self.placing.classes.blocks[rows]
+            raised = np.where(bounds > self.limits_ns[blocks], np.inf, bounds * self.weights[blocks])
+            values = values.copy()
+            values[blocks] = np.maximum(values[blocks], raised)
             self.state = self.state._replace(block_values=values)
+            self.placed[blocks] = True
+            self.placing.done += len(classes)
 
     def _chosen(self, threshold: float, layouts: int) -> IntArray:
         """Return the closed groups with the smallest bounds below the threshold, with at least ``layouts``
