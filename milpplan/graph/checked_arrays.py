@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.errors import InvalidInputError
-from milpplan.optimize.milp.program import BoolArray, FloatArray
+from milpplan.optimize.milp.program import FloatArray
 
 # Sums above this limit, times ten thousand, no longer fit into a double.
 MAX_SUM: Final = 1e300
@@ -79,8 +79,3 @@ def finite(array: FloatArray, what: str) -> FloatArray:
             f"{what} holds inf.", "Finite numbers expected.", "Forbid through an infinite cost."
         )
     return array
-
-
-def forbidden_pairs(table: npt.ArrayLike) -> BoolArray:
-    """Return the pairs that a table of allowed pairs leaves out."""
-    return ~np.asarray(table, np.bool_)

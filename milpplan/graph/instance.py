@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.graph.checked_arrays import forbidden_pairs
 from milpplan.optimize.milp.program import BoolArray, FloatArray, IntArray
 
 if TYPE_CHECKING:
@@ -173,7 +172,7 @@ def state(graph: StrategyGraph, further: FloatArray | None = None) -> Stated:
         costs[leader[i]] = clipped(costs[leader[i]] + scaled(array))
     edges: dict[Pair, IntArray] = {}
     tables = [(pair, scaled(matrix)) for pair, matrix in zip(graph.edge_costs, matrices, strict=True)]
-    tables += [(p, np.where(forbidden_pairs(t), FORBIDDEN, 0)) for p, t in graph.allowed.items()]
+    tables += [(p, np.where(np.asarray(t, np.bool_), 0, FORBIDDEN)) for p, t in graph.allowed.items()]
     for (i, j), matrix in tables:
         _add_edge(costs, edges, (leader[i], leader[j]), matrix)
     peaks = []

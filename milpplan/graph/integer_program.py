@@ -212,7 +212,7 @@ class GraphProgram:
         for group in self.groups:
             node = group[0]
             names = [f"y[{node},{s}]" for s in instance.kept[node]]
-            columns[node] = builder.add_variables(names, 0, len(group))
+            columns[node] = builder.add_variables(names, len(group))
             builder.add_row(f"one_choice[{node}]", columns[node], 1, len(group), len(group))
         pairs = {pair: _pair(builder, instance, pair, columns) for pair in instance.edges}
         _limits(builder, instance, self.groups, columns, self._precise)
@@ -411,7 +411,7 @@ def _pair(
     i, j = pair
     rows, others = np.nonzero(instance.edges[pair] < HALF)
     names = [f"e[{i},{j},{s},{t}]" for s, t in zip(rows.tolist(), others.tolist(), strict=True)]
-    columns_of_pairs = np.array(builder.add_variables(names, 0, 1), np.int64)
+    columns_of_pairs = np.array(builder.add_variables(names, 1), np.int64)
     for node, side, label in ((i, rows, "first"), (j, others, "second")):
         for s, column in enumerate(columns[node]):
             strategy_pairs = columns_of_pairs[side == s]

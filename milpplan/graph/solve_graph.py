@@ -219,7 +219,9 @@ def _narrow(search: Search, reduced: Instance, hint: list[int] | None) -> None:
             return _found_empty(search)
         if _closed_by_elimination(search, reduced, steps) or search.finished():
             return None
-        removed = _bound_and_leave_out(search, reduced, steps, hint if round_number == 0 else None)
+        messages, multipliers = MessagePassing(reduced), Multipliers(reduced.limits.size)
+        passes = _Passes(search, reduced, steps, LocalSearch(reduced), messages, multipliers)
+        removed = passes.bound_and_leave_out(hint if round_number == 0 else None)
         if search.finished() or search.left_s() <= 0:
             return None
         if removed is None:
@@ -253,27 +255,102 @@ def _closed_by_elimination(search: Search, reduced: Instance, steps: list[Step])
     return fits
 
 
-def _bound_and_leave_out(
-    search: Search, reduced: Instance, steps: list[Step], hint: list[int] | None
-) -> int | None:
-    """Run passes, and leave out strategies whose bound is above the incumbent.
+@dataclass(slots=True)
+class _Passes:
+    """Passes of messages over a reduced graph, with multipliers of its limits and a local search of choices."""
 
-    Returns:
-        The number of strategies left out; None if a node lost all.
-    """
-    search.method.append("sweeps")
-    messages, multipliers = MessagePassing(reduced), Multipliers(reduced.limits.size)
-    local = LocalSearch(reduced)
-    if hint is not None and (positions := reduced.positions({i: hint[i] for i in reduced.costs})) is not None:
-        _offer_improved(search, reduced, steps, local, positions)
-    _run_passes(search, reduced, steps, local, messages, multipliers)
-    if not search.finished() and search.left_s() > 0:
-        _tighten(search, reduced, steps, local, messages, multipliers)
-    if not search.finished() and size_of(reduced) <= MAX_VARIABLES:
-        _improve_parts(search, reduced, steps)
-    if search.finished() or search.left_s() <= 0:
-        return 0
-    return _leave_out(search, reduced, messages)
+    search: Search
+    reduced: Instance
+    steps: list[Step]
+    local: LocalSearch
+    messages: MessagePassing
+    multipliers: Multipliers
+
+    def bound_and_leave_out(self, hint: list[int] | None) -> int | None:
+        """Run passes, and leave out strategies whose bound is above the incumbent.
+
+        Returns:
+            The number of strategies left out; None if a node lost all.
+        """
+        search, reduced = self.search, self.reduced
+        search.method.append("sweeps")
+        if hint is not None and (places := reduced.positions({i: hint[i] for i in reduced.costs})) is not None:
+            self.offer_improved(places)
+        self.run()
+        if not search.finished() and search.left_s() > 0:
+            self.tighten()
+        if not search.finished() and size_of(reduced) <= MAX_VARIABLES:
+            _improve_parts(search, reduced, self.steps)
+        if search.finished() or search.left_s() <= 0:
+            return 0
+        return _leave_out(search, reduced, self.messages)
+
+    def run(self) -> None:
+        """Run passes and move the multipliers until neither gains."""
+        search, messages, multipliers = self.search, self.messages, self.multipliers
+        best, stalled = None, 0
+        for _ in range(MAX_SWEEPS):
+            bound, picked = messages.run()
+            search.prove(bound)
+            improved = best is None or bound > best + max(1, abs(best) >> 20)
+            best = bound if best is None else max(best, bound)
+            stalled = 0 if improved else stalled + 1
+            old_upper = search.upper
+            self.offer_improved(picked)
+            if search.finished() or search.left_s() <= 0:
+                return
+            if not multipliers.update(self.reduced, picked, messages.exact, search.upper, bound) and stalled:
+                return
+            if stalled >= (3 if search.upper == old_upper else 6):
+                return
+            messages.set_prices(multipliers.values)
+
+    def tighten(self) -> None:
+        """Improve the bound where passes stop short of the relaxation (several limits, rings).
+
+        Take the relaxation's duals, or, if no ring needs a large table, solve every multiplier's graph exactly.
+        """
+        search, reduced, messages = self.search, self.reduced, self.messages
+        order = None if messages.exact or not reduced.limits.size else complete_order(reduced)
+        relaxed = reduced.limits.size > 1 or (order is None and not messages.exact)
+        if relaxed and size_of(reduced) <= MAX_RELAXED:
+            duals = relaxed_duals(reduced, search.deadline, search.cancelled)
+            if duals is not None:
+                search.method.append("relaxation")
+                messages.set_prices(duals.prices)
+                messages.set_messages(duals.messages)
+                self.offer_improved(duals.picked)
+                for _ in range(NUM_LAST_SWEEPS):
+                    bound, picked = messages.run()
+                    search.prove(bound)
+                    self.offer_improved(picked)
+        if order is not None:
+            self.solve_priced(order)
+
+    def solve_priced(self, order: list[int]) -> None:
+        """Eliminate all nodes at the present multipliers; with one limit, move its multiplier until it stays."""
+        search, reduced, messages, multipliers = self.search, self.reduced, self.messages, self.multipliers
+        search.method.append("priced elimination")
+        for _ in range(MAX_PRICED):
+            if search.finished() or search.left_s() <= 0:
+                return
+            priced, paid = messages.priced()
+            optimum = solve_exactly(priced, order)
+            assert optimum is not None
+            bound, choice = optimum[0] - paid, reduced.positions(optimum[1])
+            search.prove(bound)
+            assert choice is not None
+            self.offer_improved(choice)
+            if reduced.limits.size > 1 or not multipliers.update(reduced, choice, True, search.upper, bound):
+                return
+            messages.set_prices(multipliers.values)
+
+    def offer_improved(self, positions: dict[int, int]) -> None:
+        """Improve a choice by local search and offer it."""
+        better = self.local.improve(positions, self.search.deadline)
+        if better is not None:
+            kept = self.reduced.kept
+            self.search.offer(undo(self.steps, {i: int(kept[i][s]) for i, s in better.items()}))
 
 
 def _improve_parts(search: Search, reduced: Instance, steps: list[Step]) -> None:
@@ -294,97 +371,6 @@ def _improve_parts(search: Search, reduced: Instance, steps: list[Step]) -> None
     improved_parts(reduced, positions, named_backend(name), search.limits(), search.deadline, offer)
     if search.upper < old_upper:
         search.method.append("parts")
-
-
-def _run_passes(
-    search: Search,
-    reduced: Instance,
-    steps: list[Step],
-    local: LocalSearch,
-    messages: MessagePassing,
-    multipliers: Multipliers,
-) -> None:
-    """Run passes and move the multipliers until neither gains."""
-    best, stalled = None, 0
-    for _ in range(MAX_SWEEPS):
-        bound, picked = messages.run()
-        search.prove(bound)
-        improved = best is None or bound > best + max(1, abs(best) >> 20)
-        best = bound if best is None else max(best, bound)
-        stalled = 0 if improved else stalled + 1
-        old_upper = search.upper
-        _offer_improved(search, reduced, steps, local, picked)
-        if search.finished() or search.left_s() <= 0:
-            return
-        if not multipliers.update(reduced, picked, messages.exact, search.upper, bound) and stalled:
-            return
-        if stalled >= (3 if search.upper == old_upper else 6):
-            return
-        messages.set_prices(multipliers.values)
-
-
-def _tighten(
-    search: Search,
-    reduced: Instance,
-    steps: list[Step],
-    local: LocalSearch,
-    messages: MessagePassing,
-    multipliers: Multipliers,
-) -> None:
-    """Improve the bound where passes stop short of the relaxation (several limits, rings).
-
-    Take the relaxation's duals, or, if no ring needs a large table, solve every multiplier's graph exactly.
-    """
-    order = None if messages.exact or not reduced.limits.size else complete_order(reduced)
-    relaxed = reduced.limits.size > 1 or (order is None and not messages.exact)
-    if relaxed and size_of(reduced) <= MAX_RELAXED:
-        duals = relaxed_duals(reduced, search.deadline, search.cancelled)
-        if duals is not None:
-            search.method.append("relaxation")
-            messages.set_prices(duals.prices)
-            messages.set_messages(duals.messages)
-            _offer_improved(search, reduced, steps, local, duals.picked)
-            for _ in range(NUM_LAST_SWEEPS):
-                bound, picked = messages.run()
-                search.prove(bound)
-                _offer_improved(search, reduced, steps, local, picked)
-    if order is not None:
-        _solve_priced(search, reduced, steps, local, messages, multipliers, order)
-
-
-def _solve_priced(
-    search: Search,
-    reduced: Instance,
-    steps: list[Step],
-    local: LocalSearch,
-    messages: MessagePassing,
-    multipliers: Multipliers,
-    order: list[int],
-) -> None:
-    """Eliminate all nodes at the present multipliers; with one limit, move its multiplier until it stays."""
-    search.method.append("priced elimination")
-    for _ in range(MAX_PRICED):
-        if search.finished() or search.left_s() <= 0:
-            return
-        priced, paid = messages.priced()
-        optimum = solve_exactly(priced, order)
-        assert optimum is not None
-        bound, choice = optimum[0] - paid, reduced.positions(optimum[1])
-        search.prove(bound)
-        assert choice is not None
-        _offer_improved(search, reduced, steps, local, choice)
-        if reduced.limits.size > 1 or not multipliers.update(reduced, choice, True, search.upper, bound):
-            return
-        messages.set_prices(multipliers.values)
-
-
-def _offer_improved(
-    search: Search, reduced: Instance, steps: list[Step], local: LocalSearch, positions: dict[int, int]
-) -> None:
-    """Improve a choice by local search and offer it."""
-    better = local.improve(positions, search.deadline)
-    if better is not None:
-        search.offer(undo(steps, {i: int(reduced.kept[i][s]) for i, s in better.items()}))
 
 
 def _leave_out(search: Search, reduced: Instance, messages: MessagePassing) -> int | None:

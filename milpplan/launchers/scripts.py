@@ -214,10 +214,6 @@ def _dns_name(launch: Started) -> str:
     return ("plan-" + re.sub(r"[^a-z0-9]+", "-", _job_name(launch).lower())).strip("-")
 
 
-def _indented(text: str, width: int) -> list[str]:
-    return [" " * width + line if line else "" for line in text.splitlines()]
-
-
 def _skypilot_task(launch: Started, version: str, command: str, hardware: str) -> str:
     """Write a SkyPilot task; SkyPilot copies the directory to every node and numbers the nodes."""
     if hardware not in ACCELERATORS:
@@ -273,7 +269,7 @@ def _train_job(launch: Started, version: str, command: str, files: Mapping[str, 
         '    command: ["bash", "-c"]',
         "    args:",
         "      - |",
-        *_indented(program, 8),
+        *[" " * 8 + line if line else "" for line in program.splitlines()],
     ]
     return "\n".join(document) + "\n"
 

@@ -46,7 +46,7 @@ import numpy as np
 from milpplan.errors import InfeasibleError, SolverError
 from milpplan.lengths.bounds import PipelineCuts
 from milpplan.lengths.cost_tables import replicas_ns
-from milpplan.lengths.deadline import NEVER, Deadline
+from milpplan.lengths.deadline import Deadline
 from milpplan.lengths.records import BaselineStep
 from milpplan.lengths.strategy_tables import Packed, StrategyTables
 from milpplan.lengths.tabled import (
@@ -117,10 +117,7 @@ def _families(pool: StrategyTables) -> list[_Family]:
             for member in members.values()
         )
     ]
-    bound_ns = {
-        id(family): min(pool.step_bound_ns(member, shared_memory=False) for member in family.values())
-        for family in kept
-    }
+    bound_ns = {id(family): min(pool.step_bound_ns(member) for member in family.values()) for family in kept}
     return [_Family(family) for family in sorted(kept, key=lambda family: bound_ns[id(family)])]
 
 
@@ -307,31 +304,20 @@ def dealt(rows: IntArray, num_replicas: int) -> tuple[IntArray, ...]:
 
 def bucketing_step(pool: StrategyTables) -> BaselineStep:
     """Return the shortest step of one strategy whose micro-batches hold sequences of one bucket."""
-    bucketed = bucketed_step(pool)
-    # Pools in which the longest sequence does not fit are refused.
-    assert bucketed is not None
-    member, packed = bucketed
-    total = packed.time_ns + pool.reduce_ns(member) + pool.finish_ns(member)
-    return BaselineStep("bucketing", (pool.members[member].candidate.name,), total / NS_PER_S, "")
-
-
-def bucketed_step(
-    pool: StrategyTables, below_ns: float = float("inf"), deadline: Deadline = NEVER
-) -> tuple[int, Packed] | None:
-    """Return the member with the shortest step of *bucketing* below ``below_ns``, and its packing; None if none
-    was found before the ``deadline``."""
-    best: tuple[int, Packed] | None = None
-    for member in sorted(range(len(pool.members)), key=lambda key: pool.step_bound_ns(key, shared_memory=False)):
-        if pool.step_bound_ns(member, shared_memory=False) >= below_ns or deadline.passed:
+    best_ns, name = float("inf"), ""
+    for member in sorted(range(len(pool.members)), key=pool.step_bound_ns):
+        if pool.step_bound_ns(member) >= best_ns:
             break
         quanta = pool.max_quanta(member, shared_memory=False)
         if quanta * pool.load.token_quantum < pool.load.lengths[-1]:
             continue
         packed = _bucketed(pool, member, quanta)
-        total = packed.time_ns + pool.reduce_ns(member) + pool.finish_ns(member)
-        if total < below_ns:
-            best, below_ns = (member, packed), total
-    return best
+        total_ns = packed.time_ns + pool.reduce_ns(member) + pool.finish_ns(member)
+        if total_ns < best_ns:
+            best_ns, name = total_ns, pool.members[member].candidate.name
+    # Pools in which the longest sequence does not fit are refused.
+    assert name
+    return BaselineStep("bucketing", (name,), best_ns / NS_PER_S, "")
 
 
 def _bucketed(pool: StrategyTables, member: int, quanta: int) -> Packed:
@@ -386,7 +372,7 @@ class _Buckets:
             GroupedProblem(
                 self.pool.load.lengths,
                 self.pool.load.counts,
-                tuple(self._strategy(member) for member in order),
+                tuple(self.pool.strategy_with_true_reduction(member, shared_memory=True) for member in order),
                 times,
                 len(order),
                 finish_ns=tuple(self.pool.finish_ns(member) for member in order),
@@ -399,9 +385,6 @@ class _Buckets:
         if total >= NEVER_NS:
             raise InfeasibleError(f"The switches between {', '.join(names)} do not fit in memory.")
         return BaselineStep(self.name, names, total / NS_PER_S, "")
-
-    def _strategy(self, member: int) -> Strategy:
-        return self.pool.strategy_with_true_reduction(member, shared_memory=True)
 
     def _group(self, member: int, chosen: Sequence[int]) -> Packed:
         """Return the group of a strategy: its buckets, the longest first."""

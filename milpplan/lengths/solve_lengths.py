@@ -236,7 +236,8 @@ def _result(
         raise KeyboardInterrupt
     bound_ns = min(search.bound_ns, best.time_ns)
     names = [member.candidate.name for member in pool.members]
-    home, groups = home_of(best), groups_of(pool, best)
+    home = best.order[-1] if isinstance(best, TeamStep) else best.home
+    groups = groups_of(pool, best)
     switches = search.sets.switches.of_step(home, best.order) if isinstance(best, Step) else []
     return LengthsResult(
         problem=search.problem,
@@ -268,11 +269,6 @@ def _result(
         interrupted=interrupted,
         unlike_replicas=None if search.heterogeneous is None else search.heterogeneous.record(),
     )
-
-
-def home_of(step: AnyStep) -> int:
-    """Return the member of the pool that holds the optimizer's states."""
-    return step.order[-1] if isinstance(step, TeamStep) else step.home
 
 
 def groups_of(pool: StrategyTables, step: AnyStep) -> tuple[LengthGroup, ...]:

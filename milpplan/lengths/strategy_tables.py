@@ -374,20 +374,17 @@ class StrategyTables:
             self.latency_cache[key] = float(latencies(self.tables[member], self.members[member], key[1])[-1])
         return self.latency_cache[key]
 
-    def step_bound_ns(self, member: int, *, shared_memory: bool) -> float:
+    def step_bound_ns(self, member: int) -> float:
         """Return a lower bound in ns of the step that runs all sequences under one strategy.
 
         It is the maximum of the linear bounds, the latency of the longest sequence and the known work bounds, plus
         reduction and finish. Infinite if a sequence does not fit.
         """
-        capacity = self.max_quanta(member, shared_memory=shared_memory)
-        if capacity * self.load.token_quantum < self.load.lengths[-1]:
+        if self.max_quanta(member, shared_memory=False) * self.load.token_quantum < self.load.lengths[-1]:
             return float("inf")
-        bounds_ns = [
-            self.linear_bounds(member, shared_memory=shared_memory).at(self.load.counts.astype(np.float64))
-        ]
-        bounds_ns.append(self.latency_bound_ns(member, shared_memory=shared_memory))
-        work_bounds = [self.work_bound_cache.get((member, shared_memory, exact)) for exact in (False, True)]
+        bounds_ns = [self.linear_bounds(member, shared_memory=False).at(self.load.counts.astype(np.float64))]
+        bounds_ns.append(self.latency_bound_ns(member, shared_memory=False))
+        work_bounds = [self.work_bound_cache.get((member, False, exact)) for exact in (False, True)]
         bounds_ns += [bound.workload_bound_ns for bound in work_bounds if bound is not None]
         return max(bounds_ns) + self.reduce_ns(member) + self.finish_ns(member)
 

@@ -476,7 +476,7 @@ def _locally_improved(problem: Problem, first: PlanResult, deadline: float | Non
 def _moved(problem: Problem, plans: Sequence[Plan], deadline: float | None, refits: bool = False) -> list[Plan]:
     """Return the plans that local searches from some plans, which move their layers, lead to; ``refits``: from
     plans that recompute as little as fits."""
-    from milpplan.optimize.layout.layer_branching import local_search
+    from milpplan.optimize.layout.layer_branching import local_search_if_promising
 
     moved = []
     for plan in plans:
@@ -485,7 +485,7 @@ def _moved(problem: Problem, plans: Sequence[Plan], deadline: float | None, refi
             context = LayoutContext.of(problem, plan.layout, costs, usable_memory_bytes(problem))
             layers = np.array([stage.num_layers for stage in plan.virtual_stages])
             start = fitted_plan(context, layers) if refits else None
-            moved.append(local_search(context, start or plan, deadline))
+            moved.append(local_search_if_promising(context, start or plan, np.inf, deadline))
     return moved
 
 

@@ -282,7 +282,7 @@ def profiled(
         InvalidInputError: the hardware cannot be read, or the measurements do not apply to it.
     """
     spec = load_hardware(hardware)
-    words = checked_words(hardware, out, name or default_name(hardware))
+    words = checked_words(hardware, out, name or f"{Path(hardware).name.removesuffix('.toml')}-profile"[:200])
     notes: list[str] = list(measurements.environment.notes) + _differences(measurements, spec)
     fitted = _tables(measurements, _provisional(measurements, spec, progress), notes)
     empty = Provenance(data="", date="", method="", num_measurements=measurements.num_rows)
@@ -296,11 +296,6 @@ def profiled(
         )
     notes += _copies(measurements) + _failed(measurements)
     return Profile(_overlay(before, result, measurements), spec, measurements, result, tuple(notes))
-
-
-def default_name(hardware: str) -> str:
-    """Make a name for the overlay."""
-    return f"{Path(hardware).name.removesuffix('.toml')}-profile"[:200]
 
 
 def _provisional(

@@ -183,11 +183,6 @@ def across(problem: Problem, node_type: int) -> HardwareSpec:
     return hardware.model_copy(update={"scale_up": smaller})
 
 
-def replicas_by_type(problem: Problem, layout: Layout) -> tuple[int, ...]:
-    """Count the replicas on each node type (exact for legal layouts)."""
-    return tuple(gpus // (layout.num_gpus // layout.dp) for gpus in problem.node_gpus)
-
-
 def check_replicas(problem: Problem, layout: Layout) -> None:
     """Check the rules of heterogeneous replicas beyond those of each view.
 
@@ -196,7 +191,7 @@ def check_replicas(problem: Problem, layout: Layout) -> None:
     """
     types, block = len(problem.node_types), layout.num_gpus // layout.dp
     shares, gpus = layout.replica_micro_batches, problem.node_gpus
-    counts = replicas_by_type(problem, layout)
+    counts = tuple(gpus // (layout.num_gpus // layout.dp) for gpus in problem.node_gpus)
     batch = layout.micro_batch_size * sum(count * share for count, share in zip(counts, shares, strict=False))
     rules = [
         (

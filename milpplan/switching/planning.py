@@ -46,7 +46,6 @@ from milpplan.switching.routes import (
     Links,
     Routes,
     deliveries_of,
-    layer_mask,
     least_time_routes,
     may_relay,
     nearest_routes,
@@ -189,7 +188,7 @@ def _first_layers_s(moved: Lots, target: Plan, deliveries: Deliveries, links: Li
     wanted = [EMBEDDING]
     for number, stage in enumerate(target.virtual_stages):
         wanted += [stage.layers[0]] if stage.num_layers else [HEAD] * (number == final)
-    chosen = layer_mask(deliveries.boxes, places, np.array(wanted))
+    chosen = np.isin(places[deliveries.boxes[:, 0]], np.array(wanted))
     names = ("boxes", "sender", "receiver", "relay", "num_bytes")
     part = replace(deliveries, **{name: getattr(deliveries, name)[chosen] for name in names})
     return deliveries_s(part, links, moved.num_gpus)

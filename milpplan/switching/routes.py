@@ -320,11 +320,6 @@ def _row_at(position: float, ends: IntArray, row_ends: IntArray, rows: IntArray,
     return rows_before + min(round(offset / float(row_bytes[index])), int(rows[index]))
 
 
-def layer_mask(boxes: IntArray, places: IntArray, wanted: IntArray) -> BoolArray:
-    """Select the deliveries of tensors at the wanted places (layers or ends); ``places`` [tensors]."""
-    return np.isin(places[boxes[:, 0]], wanted)
-
-
 @dataclass(frozen=True, slots=True)
 class Block:
     """A lot and its receivers in a domain."""

@@ -65,7 +65,7 @@ def test_answers_are_those_of_all_choices(
         monkeypatch.setattr(solve_graph, "cheap_order", lambda _: [])
         monkeypatch.setattr(solve_graph, "complete_order", lambda _: None)
         monkeypatch.setattr(solve_graph, "MAX_SWEEPS", 0)
-        monkeypatch.setattr(solve_graph, "_tighten", lambda *_: None)
+        monkeypatch.setattr(solve_graph._Passes, "tighten", lambda *_: None)
     for turn in range(count):
         rng = np.random.default_rng([39, turn])
         graph = bytes_graph(rng, COSTS[turn % len(COSTS)], peaks=turn // len(COSTS) % 2 == 0)

@@ -53,7 +53,7 @@ def test_every_backend_alone_finds_it(backend: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(solve_graph, "cheap_order", lambda _: [])
     monkeypatch.setattr(solve_graph, "complete_order", lambda _: None)
     monkeypatch.setattr(solve_graph, "MAX_SWEEPS", 0)
-    monkeypatch.setattr(solve_graph, "_tighten", lambda *_: None)
+    monkeypatch.setattr(solve_graph._Passes, "tighten", lambda *_: None)
     rng = np.random.default_rng(7)
     for turn in range(8):
         graph = random_graph(rng, KINDS[turn % 3], turn % 2 == 1, whole=turn % 4 < 2, nodes=4)
@@ -88,7 +88,7 @@ def test_overlapping_limits_are_priced_as_by_the_relaxation(rings: bool, monkeyp
     with monkeypatch.context() as alone:
         alone.setattr(solve_graph, "_ask_backend", lambda *_: None)
         found = graph.solve()
-        alone.setattr(solve_graph, "_tighten", lambda *_: None)
+        alone.setattr(solve_graph._Passes, "tighten", lambda *_: None)
         alone.setattr(solve_graph, "_improve_parts", lambda *_: None)
         plain = graph.solve()
     assert found.proof == "exact"
@@ -165,7 +165,7 @@ def test_rings_with_one_limit_are_solved_for_every_price(monkeypatch: pytest.Mon
     monkeypatch.setattr(solve_graph, "_ask_backend", lambda *_: None)
     monkeypatch.setattr(solve_graph, "_improve_parts", lambda *_: None)
     found = graph.solve()
-    monkeypatch.setattr(solve_graph, "_solve_priced", lambda *_: None)
+    monkeypatch.setattr(solve_graph._Passes, "solve_priced", lambda *_: None)
     plain = graph.solve()
     assert found.proof == "exact"
     assert found.gap is not None
@@ -320,7 +320,7 @@ def test_limits_finer_than_a_backends_unit_hold(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(solve_graph, "cheap_order", lambda _: [])
     monkeypatch.setattr(solve_graph, "complete_order", lambda _: None)
     monkeypatch.setattr(solve_graph, "MAX_SWEEPS", 0)
-    monkeypatch.setattr(solve_graph, "_tighten", lambda *_: None)
+    monkeypatch.setattr(solve_graph._Passes, "tighten", lambda *_: None)
     refused = []
     plain = GraphProgram.refuse
     monkeypatch.setattr(GraphProgram, "refuse", lambda self, at: (refused.append(at), plain(self, at)))

@@ -492,7 +492,7 @@ def test_the_least_time_of_a_strategy_knows_the_passage_of_the_longest() -> None
     found = pool_of(small_problem(memory_gib=40), long)
     random, raised = np.random.default_rng(3), 0
     for member, one in enumerate(found.members):
-        least_ns = found.step_bound_ns(member, shared_memory=False)
+        least_ns = found.step_bound_ns(member)
         once_ns = found.reduce_ns(member) + found.finish_ns(member)
         if not np.isfinite(least_ns):
             continue

@@ -124,7 +124,7 @@ def test_no_packing_of_equal_replicas_is_below_what_prices_prove_of_one_strategy
         best = found.pack(member, found.load.counts, grains)
         assert best is not None
         proved = single_strategy_bound_ns(found, member, math.inf, NEVER)
-        least_ns = found.step_bound_ns(member, shared_memory=False)
+        least_ns = found.step_bound_ns(member)
         assert proved <= best.time_ns + once_ns
         near = max(near, proved / (best.time_ns + once_ns))
         raised += proved > least_ns * (1 + 1e-3)

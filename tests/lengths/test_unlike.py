@@ -158,7 +158,7 @@ def test_rows_that_others_imply_are_left_out() -> None:
 def searched(found: StrategyTables, seconds: float) -> HeterogeneousSearch:
     """What is known of a pool after a search that would rather prove more."""
     search = HeterogeneousSearch(found, 0.0, "highs")
-    least = [found.step_bound_ns(member, shared_memory=False) for member in range(len(found.members))]
+    least = [found.step_bound_ns(member) for member in range(len(found.members))]
     search.run(4.0 * min(least), Deadline.after(seconds))
     return search
 

@@ -70,7 +70,7 @@ def test_a_cutoff_below_the_optimum_is_infeasible(name: str) -> None:
     """With the objective variable kept below its optimum, nothing is left; at its optimum, the optimum is."""
     builder = ProgramBuilder("cutoff")
     z = builder.add_variable("z", 0, 100)
-    x = builder.add_variables([f"x[{i}]" for i in range(4)], 0, 1)
+    x = builder.add_variables([f"x[{i}]" for i in range(4)], 1)
     builder.add_row("one", x, [1] * 4, 1, 1)
     builder.add_row("z", [z, *x], [1, -31, -17, -23, -40], lower=0)
     builder.minimize([z], [1])
@@ -84,7 +84,7 @@ def cover_program(seed: int) -> Program:
     """The cheapest choice of 60 items that covers four rows: hard enough that solvers stop within a gap."""
     random = np.random.default_rng(seed)
     builder = ProgramBuilder(f"cover {seed}")
-    items = builder.add_variables([f"x[{i}]" for i in range(60)], 0, 1)
+    items = builder.add_variables([f"x[{i}]" for i in range(60)], 1)
     for row in range(4):
         sizes = random.integers(20, 60, 60)
         builder.add_row(f"cover[{row}]", items, sizes.tolist(), int(sizes.sum() // 3))
@@ -157,7 +157,7 @@ def test_nanosecond_rows_as_enumerated(name: str, count: int) -> None:
 def test_wide_integers_that_cannot_be_relaxed_are_refused(name: str) -> None:
     """An integer of a million values with a coefficient of 3 is not left to tolerances."""
     builder = ProgramBuilder()
-    pair = builder.add_variables(("a", "b"), 0, 10**6)
+    pair = builder.add_variables(("a", "b"), 10**6)
     builder.add_row("row", pair, [3, -7], 1, 1)
     builder.minimize(pair, [1, 1])
     with pytest.raises(SolverError, match="Integer variable a"):
@@ -250,7 +250,7 @@ def answer(program: Program, values: list[float], **changes: Any) -> Solution:
 def test_wrong_answers_are_refused() -> None:
     """Broken rows, fractions, wrong objectives and bounds above the answer raise SolverError."""
     builder = ProgramBuilder()
-    pair = builder.add_variables(("a", "b"), 0, 3)
+    pair = builder.add_variables(("a", "b"), 3)
     builder.add_row("cover", pair, (2, 3), lower=7)
     builder.minimize(pair, (3, 4))
     program = builder.build()

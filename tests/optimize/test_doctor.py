@@ -100,7 +100,7 @@ def test_an_answer_that_the_exact_check_refutes_is_wrong(monkeypatch: pytest.Mon
 def test_brute_force_on_a_program_solved_by_hand() -> None:
     """min 3a + 4b with 2a + 3b >= 7, a, b in 0..3 is 10, at a=2, b=1."""
     builder = ProgramBuilder()
-    pair = builder.add_variables(("a", "b"), 0, 3)
+    pair = builder.add_variables(("a", "b"), 3)
     builder.add_row("cover", pair, (2, 3), lower=7)
     builder.minimize(pair, (3, 4))
     assert brute_force(builder.build()) == 10

@@ -14,7 +14,7 @@ from milpplan.optimize.milp import INFINITY, MINUS_INFINITY, Program, ProgramBui
 def knapsack() -> Program:
     """2a + 3b >= 7, a, b in 0..3, minimise 3a + 4b + 5."""
     builder = ProgramBuilder("knapsack")
-    pair = builder.add_variables(("a", "b"), 0, 3)
+    pair = builder.add_variables(("a", "b"), 3)
     builder.add_row("cover", pair, (2, 3), lower=7)
     builder.minimize(pair, (3, 4), offset=5)
     return builder.build()
@@ -39,7 +39,7 @@ def test_objective_is_a_python_integer() -> None:
 def test_columns_named_twice_are_summed() -> None:
     """x + 2 y - x has only y left."""
     builder = ProgramBuilder()
-    x, y = builder.add_variables(("x", "y"), 0, 9)
+    x, y = builder.add_variables(("x", "y"), 9)
     builder.add_row("row", [x, y, x], [1, 2, -1], upper=4)
     program = builder.build()
     assert program.rows.columns.tolist() == [y]
@@ -49,7 +49,7 @@ def test_columns_named_twice_are_summed() -> None:
 def test_sums_beyond_64_bits_are_exact() -> None:
     """4e18 + 4e18 + 4e18 does not wrap round, neither in rows, nor in the objective, nor in magnitudes."""
     builder = ProgramBuilder()
-    columns = builder.add_variables(("x", "y", "z"), 0, 4)
+    columns = builder.add_variables(("x", "y", "z"), 4)
     big = 10**18
     builder.add_row("row", columns, [big, big, big], upper=5)
     builder.minimize(columns, [big, big, big])

@@ -80,7 +80,7 @@ def test_any_duals_prove_a_valid_bound(count: int) -> None:
 def test_dual_signs() -> None:
     """Minimising, a tight >= row has a dual >= 0, a tight <= row one <= 0, each the price of its side."""
     builder = ProgramBuilder()
-    x, y = builder.add_variables(("x", "y"), 0, 10)
+    x, y = builder.add_variables(("x", "y"), 10)
     builder.add_row("at_least", [x], [1], lower=2)
     builder.add_row("at_most", [y], [1], upper=4)
     builder.minimize([x, y], [3, -5])
@@ -145,7 +145,7 @@ def _head(rows: Rows, count: int) -> Rows:
 def test_a_relaxation_is_given_up_after_so_much_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit counts work, not seconds; what was given up proves nothing."""
     rng, builder = np.random.default_rng(0), ProgramBuilder("covering")
-    columns = builder.add_variables([f"x[{i}]" for i in range(400)], 0, 1_000)
+    columns = builder.add_variables([f"x[{i}]" for i in range(400)], 1_000)
     for row in range(400):
         chosen = np.sort(rng.choice(400, 40, replace=False))
         builder.add_row(f"cover[{row}]", chosen, rng.integers(1, 100, 40), lower=int(rng.integers(1_000, 10_000)))

@@ -33,7 +33,7 @@ class Scripted:
 def program() -> Program:
     """One variable z from 0 to 10, minimised."""
     builder = ProgramBuilder("z")
-    z = builder.add_variables(("z",), 0, 10)
+    z = builder.add_variables(("z",), 10)
     builder.minimize(z, (1,))
     return builder.build()
 

@@ -8,7 +8,7 @@ import pytest
 from milpplan.problem import Layout, Plan, Problem
 from milpplan.simulation import LayoutColumns, plan_stages, simulate
 from milpplan.simulation.layout_costs import layout_costs
-from milpplan.simulation.pipeline.lanes import memory_timeline, memory_timelines, pipeline_runs
+from milpplan.simulation.pipeline.lanes import memory_timelines, pipeline_runs
 from milpplan.units import NS_PER_S
 from tests.amounts import first
 from tests.simulation.cases import even_plan, problem_of, random_cases
@@ -64,17 +64,6 @@ def test_counted_item_by_item(problem: Problem, plan: Plan) -> None:
             at = np.searchsorted(found.time_s, middles / NS_PER_S, side="right") - 1
             lasts = np.repeat((ends[own] - starts[own])[:, :1], ends.shape[1], axis=1).ravel() > 1
             assert np.array_equal(found.activations_bytes[at][lasts], held[lasts])
-
-
-def test_pairs_are_the_totals() -> None:
-    """The short form gives the times and the sum of the parts."""
-    problem = problem_of("megatron-22b")
-    plan = even_plan(problem, Layout(pp=2, global_batch_size=4))
-    for (time_s, num_bytes), parts in zip(
-        memory_timeline(problem, plan), memory_timelines(problem, plan), strict=True
-    ):
-        assert np.array_equal(time_s, parts.time_s)
-        assert np.array_equal(num_bytes, parts.total_bytes)
 
 
 def test_one_rank_by_hand() -> None:

@@ -22,7 +22,6 @@ from milpplan.calibration.fitting.fitted_constants import (
     Parameter,
     Predictor,
     Theta,
-    log_ratios,
     parameter,
 )
 from milpplan.calibration.fitting.least_squares import covariance, linear_step, objective, robust_scale
@@ -64,7 +63,7 @@ class Model:
 
     def residuals(self, x: FloatArray) -> FloatArray:
         """Compute log(predicted / measured), [n]."""
-        return log_ratios(self.predictor, self.at(x))
+        return np.asarray(np.log(self.predictor.times_s(self.at(x)) / self.predictor.measured_s))
 
     def jacobian(self, x: FloatArray) -> FloatArray:
         """Compute forward differences (backward at an upper bound), [n, p]."""

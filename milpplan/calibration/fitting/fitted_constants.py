@@ -182,8 +182,3 @@ class Predictor(Protocol):
     def part(self, rows: IntArray) -> Self:
         """Select measurements by row."""
         ...
-
-
-def log_ratios(predictor: Predictor, theta: Theta) -> FloatArray:
-    """Compute log(predicted / measured) of every measurement."""
-    return np.asarray(np.log(predictor.times_s(theta) / predictor.measured_s))

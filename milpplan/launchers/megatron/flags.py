@@ -146,10 +146,6 @@ class Arguments:
         number = self.number(flag)
         return otherwise if number is None else number
 
-    def real(self, flag: str) -> float:
-        """Return the only value as a float, or its default."""
-        return float(self.text(flag) or 0.0)
-
     def needed(self, flag: str) -> int:
         """Return a positive integer, given or by default.
 
@@ -503,7 +499,7 @@ def model_of(
         for (attention, mlp), same in groupby(zip(attentions, mlps, strict=True))
     ]
     length = given.needed("--seq-length")
-    dropout, scores = (given.real(f"--{name}-dropout") > 0 for name in ("hidden", "attention"))
+    dropout, scores = (float(given.text(f"--{name}-dropout") or 0.0) > 0 for name in ("hidden", "attention"))
     data = {
         "name": name,
         "hidden_size": hidden,

@@ -17,7 +17,7 @@ from milpplan.launchers import Imported, ImportRequest, Launch
 from milpplan.launchers.expressible import check_replicas, model_differences
 from milpplan.launchers.megatron.flags import COMMIT, Arguments, Values, checked, megatron_flags, model_of
 from milpplan.launchers.megatron.gpt_neox import from_neox
-from milpplan.launchers.megatron.megatron_deepspeed import from_megatron_deepspeed, is_megatron_deepspeed
+from milpplan.launchers.megatron.megatron_deepspeed import from_megatron_deepspeed
 from milpplan.launchers.megatron.plan_arguments import (
     check_problem,
     for_version,
@@ -135,11 +135,6 @@ def reason_to_be_quiet(flag: str) -> str | None:
     return next((reason for reason, names in _QUIET.items() if names.fullmatch(name)), None)
 
 
-def other_model(program: str) -> str | None:
-    """Return the model of a known program that does not train a GPT."""
-    return next((what for name, what in OTHERS.items() if program.startswith(name)), None)
-
-
 def _is_quiet_value(flag: str, values: Sequence[str]) -> bool:
     """Test whether a flag has no effect on the cost, by its name or with this value."""
     return is_quiet(flag) or " ".join(values) in QUIET_VALUES.get(flag, ())
@@ -199,7 +194,7 @@ def _from_script(request: ImportRequest) -> Given:
     """Read a script that starts Megatron-LM's own programs."""
     read = from_script(request.text, request.source, {*PROGRAMS, *map(_program_of, request.ignored)})
     _check_program(read.program, request.source, request.ignored)
-    if is_megatron_deepspeed(read):
+    if any(name == "--deepspeed" for name, _ in read.pairs):
         read = from_megatron_deepspeed(read, request)
     if not re.search(rf"^\s*(?:export\s+)?{_BLOCKING}=[\"']?1", request.text, re.MULTILINE):
         return read
@@ -292,7 +287,7 @@ def _check_program(program: str, source: str, ignored: Collection[str]) -> None:
     Raises:
         InvalidInputError: the program trains another model, or is unknown.
     """
-    other = other_model(program)
+    other = next((what for name, what in OTHERS.items() if program.startswith(name)), None)
     if other is not None:
         raise InvalidInputError(
             f"{source} starts {shown(program)}, which trains {other}.",

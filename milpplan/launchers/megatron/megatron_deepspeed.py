@@ -58,11 +58,6 @@ _MEGATRONS = (
 """Flags for parts of Megatron-LM that DeepSpeed's engine has in other ways, or not. One expert or rank is none."""
 
 
-def is_megatron_deepspeed(read: Given) -> bool:
-    """Test whether arguments start the training under DeepSpeed's engine."""
-    return any(name == "--deepspeed" for name, _ in read.pairs)
-
-
 def from_megatron_deepspeed(read: Given, request: ImportRequest) -> Given:
     """Write the arguments of Megatron-DeepSpeed as Megatron-LM's.
 

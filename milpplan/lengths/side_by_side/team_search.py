@@ -513,11 +513,6 @@ class TeamSearch:
         self.best: TeamStep | None = None
         self.families = [_Open.of(family) for family in families(pool)]
 
-    @property
-    def num_visits(self) -> int:
-        """Total number of packings and proofs."""
-        return sum(family.visits for family in self.families)
-
     def run(self, below_ns: float, deadline: Deadline, visits: int = VISITS) -> BestTeams:
         """Find the best step of all families below ``below_ns``.
 

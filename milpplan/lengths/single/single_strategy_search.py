@@ -47,7 +47,7 @@ class Incumbents:
 
     def pack(self, member: int, deadline: Deadline = NEVER) -> None:
         """Pack a strategy if its bound is below the incumbent."""
-        bound_ns = self.pool.step_bound_ns(member, shared_memory=False)
+        bound_ns = self.pool.step_bound_ns(member)
         if not np.isfinite(bound_ns) or (self.best is not None and bound_ns >= self.best.time_ns):
             return
         first = deadline.within(PARAMETERS.first_packing_s)
@@ -157,9 +157,7 @@ class SingleStrategySearch:
         self.pool, self.gap, self.end = pool, gap, end
         self.incumbents = Incumbents(pool)
         members = range(len(pool.members))
-        self.bounds_ns: dict[int, float] = {
-            member: pool.step_bound_ns(member, shared_memory=False) for member in members
-        }
+        self.bounds_ns: dict[int, float] = {member: pool.step_bound_ns(member) for member in members}
         # Pipelines: number of the bounds by their work that were tried; strategies of one stage with a master.
         self.num_work_bounds = {member: 0 for member in members if pool.num_stages(member) > 1}
         self.priced: set[int] = set()
@@ -246,7 +244,7 @@ class SingleStrategySearch:
             pool.work_bound(member, shared_memory=False, exact=True)
         elif number == 2:
             self._bound_with_longest(member)
-        self._raise(member, pool.step_bound_ns(member, shared_memory=False))
+        self._raise(member, pool.step_bound_ns(member))
 
     def _closed_by_longest(self, member: int) -> bool:
         """Return whether the term of the longest sequence closes a deep pipeline without the expensive programs of
@@ -254,7 +252,7 @@ class SingleStrategySearch:
         if self.pool.num_stages(member) < DEEP:
             return False
         self._bound_with_longest(member)
-        return self.pool.step_bound_ns(member, shared_memory=False) >= self._cutoff_ns(np.inf)
+        return self.pool.step_bound_ns(member) >= self._cutoff_ns(np.inf)
 
     def _bound_with_longest(self, member: int) -> None:
         """Add the term of the longest sequence to a pipeline's bound by its work."""
@@ -285,7 +283,7 @@ class SingleStrategySearch:
             return False
         configuration.run(target_ns, deadline.within(PARAMETERS.configuration_s))
         pool.store_bound(member, configuration.loads)
-        self._raise(member, pool.step_bound_ns(member, shared_memory=False))
+        self._raise(member, pool.step_bound_ns(member))
         return True
 
     def _polish(self, deadline: Deadline) -> None:

@@ -288,7 +288,7 @@ def load_has_one_slot(
     for label in labels:
         builder.add_variable(f"W[{name},{label}]", 0, highest_load, False)
     kind_columns.loads = range(first, builder.num_variables)
-    kind_columns.slots = builder.add_variables([f"slot[{name},{label}]" for label in labels], 0, 1)
+    kind_columns.slots = builder.add_variables([f"slot[{name},{label}]" for label in labels], 1)
     builder.add_row(
         f"load_adds_up[{name}]",
         [*kind_columns.loads, *columns],

@@ -174,13 +174,8 @@ def fill_towards(
         packed[position][k] += 1
         missing_units[position] -= kind.units[k]
         tokens[position] -= kind.lengths[k]
-    packing = Packing(kind, tuple(_used(replica) for replica in packed))
+    packing = Packing(kind, tuple(np.asarray(replica[replica.any(axis=1)]) for replica in packed))
     return packing if _in_flight_fits(packing) else None
-
-
-def _used(replica: Int64Array) -> Int64Array:
-    """Drop empty micro-batches."""
-    return np.asarray(replica[replica.any(axis=1)])
 
 
 def _in_flight_fits(packing: Packing) -> bool:

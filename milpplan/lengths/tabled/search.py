@@ -173,7 +173,7 @@ def _replica(builder: ProgramBuilder, kind: Kind, index: int) -> _Replica:
         ]
         for m in range(slots)
     ]
-    return _Replica(kind, sequences, builder.add_variables([f"z[{name},{m}]" for m in range(slots)], 0, 1))
+    return _Replica(kind, sequences, builder.add_variables([f"z[{name},{m}]" for m in range(slots)], 1))
 
 
 def _columns_of(slot: list[int]) -> list[tuple[int, int]]:

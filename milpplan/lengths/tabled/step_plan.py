@@ -175,7 +175,7 @@ class TourCostRows:
             s: builder.add_variable(f"Z[{name}]", 0, upper_bound, False)
             for s, name in zip(used, names, strict=True)
         }
-        tours = builder.add_variables([f"tour[{t}]" for t in range(len(prices))], 0, 1)
+        tours = builder.add_variables([f"tour[{t}]" for t in range(len(prices))], 1)
         one_tour(builder, tours, times, prices, unit_ns)
         return TourCostRows(times, tours, tuple(price.constant_ns // unit_ns for price in prices))
 

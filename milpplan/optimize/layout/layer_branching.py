@@ -50,11 +50,6 @@ PROMISING = 1.005
 """Multiple of the fastest plan's step up to which moves are tried from a plan."""
 
 
-def local_search(context: LayoutContext, plan: Plan, deadline: float | None) -> Plan:
-    """Improve a single plan by moves; returns the plan itself where no move helps."""
-    return local_search_if_promising(context, plan, np.inf, deadline)
-
-
 def local_search_if_promising(context: LayoutContext, plan: Plan, known_ns: float, deadline: float | None) -> Plan:
     """Improve a single plan by moves if its step is within ``PROMISING`` of ``known_ns``."""
     costs = context.costs

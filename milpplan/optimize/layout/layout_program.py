@@ -204,7 +204,7 @@ class LayoutProgram:
         """
         builder = ProgramBuilder(self.context.layout.schedule)
         names = [f"x[{menu.stage},{item}]" for menu in self.menus for item in range(len(menu))]
-        builder.add_variables(names, 0, 1)
+        builder.add_variables(names, 1)
         max_z = max(0, (self.cutoff_ns - base) // unit) + SLACK_UNITS
         z = builder.add_variable("z", 0, 2**40 if elastic else max_z)
         prices = [1]

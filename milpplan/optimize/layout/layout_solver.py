@@ -143,7 +143,7 @@ class LayoutSolver(SolveContext):
         """Decide the layout by splits, relaxations and programs, as far as ``effort`` and time allow."""
         splits = even_splits(state.context.problem, state.context.layout)
         if splits is None and state.context.layout.vpp > 1:
-            return self._branch_on_layers(state, NODES)
+            return self._branch_on_layers(state)
         if splits is not None and len(splits) > MAX_SPLITS:
             splits = None
         bounds = SplitBounds(state.context, state.graph, tuple(state.pool))
@@ -171,12 +171,12 @@ class LayoutSolver(SolveContext):
             return self._decide_splits(state, splits, bounds, slack)
         return self._decide_whole(state, menus, slack)
 
-    def _branch_on_layers(self, state: LayoutState, nodes: int) -> Fate:
-        """Branch and bound over the layers of the virtual stages, for a number of nodes."""
+    def _branch_on_layers(self, state: LayoutState) -> Fate:
+        """Branch and bound over the layers of the virtual stages, for ``NODES`` nodes."""
         part, programs = (state.context.layout, part_key(state.context)), self.counters.integer_programs
         if part not in self.trees:
             self.trees[part] = BranchingTree(state, self._decide_split)
-        self.trees[part].run(state, nodes)
+        self.trees[part].run(state, NODES)
         if self.trees[part].finished:
             del self.trees[part]
         if not state.closed:

@@ -502,11 +502,11 @@ class RankRelaxation:
         context, z = self.compact.context, int(self.offsets[-1])
         P, R = context.layout.pp, len(context.runs)
         builder = ProgramBuilder("ranks")
-        builder.add_variables([f"x[{column}]" for column in range(z)], 0, 1)
+        builder.add_variables([f"x[{column}]" for column in range(z)], 1)
         builder.add_variable("z", 0, MOST_UNITS)
         for run, (_, length) in enumerate(context.runs):
             builder.add_variable(f"unplaced[{run}]", 0, length)
-        builder.add_variables([f"undecided[{rank}]" for rank in range(P)], 0, 1)
+        builder.add_variables([f"undecided[{rank}]" for rank in range(P)], 1)
         builder.minimize(range(z, z + 1 + R + P), [1, *[UNPLACED_PRICE] * (R + P)])
         for rank in range(P):
             columns = np.append(np.arange(self.offsets[rank], self.offsets[rank + 1]), z + 1 + R + rank)

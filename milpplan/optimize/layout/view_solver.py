@@ -64,23 +64,39 @@ Split = tuple[int, ...]
 
 
 @dataclass(slots=True)
-class JointProgram:
-    """Programs of all views with one z. A choice lists the first view's stages, then the second view's."""
+class _Views:
+    """Programs of all views, with one cutoff and one unit of memory."""
 
     views: list[LayoutProgram]
     cutoff_ns: int
     memory_units: int = field(default=MEMORY_UNITS)
 
     @property
+    def num_rows_found(self) -> int:
+        """Number of paths and forbidden combinations so far."""
+        return sum(view.num_rows_found for view in self.views)
+
+    def scaling(self, proved_ns: int = 0) -> tuple[int, int]:
+        """Return (base_ns, unit_ns) of z: the highest base of the views, and the coarsest unit above it."""
+        self._share_settings()
+        base = max(view.scaling(proved_ns)[0] for view in self.views)
+        return base, max(view.scaling(base)[1] for view in self.views)
+
+    def _share_settings(self) -> None:
+        """Give the views' programs one cutoff and one unit of memory."""
+        for view in self.views:
+            view.cutoff_ns, view.memory_units = self.cutoff_ns, self.memory_units
+
+
+@dataclass(slots=True)
+class JointProgram(_Views):
+    """Programs of all views with one z. A choice lists the first view's stages, then the second view's."""
+
+    @property
     def offsets(self) -> IntArray:
         """First column of each stage's items, view by view, and the end; [views * J + 1]."""
         widths = np.concatenate([np.diff(view.offsets) for view in self.views])
         return np.concatenate([[0], np.cumsum(widths)]).astype(np.int64)
-
-    @property
-    def num_rows_found(self) -> int:
-        """Number of paths and forbidden combinations so far."""
-        return sum(view.num_rows_found for view in self.views)
 
     def by_menu(self, row: FloatArray) -> list[FloatArray]:
         """Cut a row over all items into one part per menu, view by view."""
@@ -90,12 +106,6 @@ class JointProgram:
         """Split a choice into one choice per view."""
         J = len(self.views[0].menus)
         return [list(choice[J * number : J * (number + 1)]) for number in range(len(self.views))]
-
-    def scaling(self, proved_ns: int = 0) -> tuple[int, int]:
-        """Return (base_ns, unit_ns) of z: the highest base of the views, and the coarsest unit above it."""
-        self._share_settings()
-        base = max(view.scaling(proved_ns)[0] for view in self.views)
-        return base, max(view.scaling(base)[1] for view in self.views)
 
     def program(self, base: int, unit: int) -> Program:
         """Return the views' programs side by side, with one z."""
@@ -131,11 +141,6 @@ class JointProgram:
             objective,
         )
 
-    def _share_settings(self) -> None:
-        """Give the views' programs one cutoff and one unit of memory."""
-        for view in self.views:
-            view.cutoff_ns, view.memory_units = self.cutoff_ns, self.memory_units
-
     def _same_layers(self) -> Rows:
         """same_layers: every stage holds equal layers of every run in all views."""
         first, width = self.views[0], int(self.offsets[-1])
@@ -170,33 +175,17 @@ class JointProgram:
 
 
 @dataclass(slots=True)
-class SharedProgram:
-    """Program of one plan in all scenarios. The programs of the scenarios have the same items."""
-
-    views: list[LayoutProgram]
-    cutoff_ns: int
-    """Scaled, like z."""
-    memory_units: int = field(default=MEMORY_UNITS)
+class SharedProgram(_Views):
+    """Program of one plan in all scenarios, whose programs have the same items. The cutoff is scaled, like z."""
 
     @property
     def offsets(self) -> IntArray:
         """First column of each stage's items, and the end; [J + 1]."""
         return self.views[0].offsets
 
-    @property
-    def num_rows_found(self) -> int:
-        """Number of paths and forbidden combinations so far."""
-        return sum(view.num_rows_found for view in self.views)
-
     def by_menu(self, row: FloatArray) -> list[FloatArray]:
         """Split a row over all items into one part per stage."""
         return self.views[0].by_menu(row)
-
-    def scaling(self, proved_ns: int = 0) -> tuple[int, int]:
-        """Return (base_ns, unit_ns) of z: the highest base of the views, and the coarsest unit above it."""
-        self._share_settings()
-        base = max(view.scaling(proved_ns)[0] for view in self.views)
-        return base, max(view.scaling(base)[1] for view in self.views)
 
     def program(self, base: int, unit: int) -> Program:
         """Return the first scenario's program with the paths of all scenarios."""
@@ -207,11 +196,6 @@ class SharedProgram:
             names = tuple(f"{name}@{index}" for name in rows.names)
             program = program.with_rows(replace(rows, names=names))
         return program
-
-    def _share_settings(self) -> None:
-        """Give the views' programs one cutoff and one unit of memory."""
-        for view in self.views:
-            view.cutoff_ns, view.memory_units = self.cutoff_ns, self.memory_units
 
     def drop_hopeless_items(self) -> bool:
         """Remove items that alone push a path of any scenario beyond the cutoff. Returns False when a menu runs
@@ -402,7 +386,7 @@ def _shared_rounds(joint: Joint, rounds: int) -> list[list[Menu]] | None:
     does; the menus have the same items."""
     prices: dict[int, list[UnitCosts | None]] = {}
     limits: list[IntArray] = []
-    for index in _most_promising(joint):
+    for index in sorted(range(len(joint.views)), key=lambda number: -_scaled_bound(joint.views[number])):
         view = joint.views[index]
         view.take_cutoff()
         max_layers = max_layers_within(view.context, view.cutoff_ns)
@@ -412,11 +396,6 @@ def _shared_rounds(joint: Joint, rounds: int) -> list[list[Menu]] | None:
         prices[index] = view_prices
         limits.append(max_layers)
     return _shared_menus(joint, np.minimum.reduce(limits), [prices[index] for index in range(len(prices))])
-
-
-def _most_promising(joint: Joint) -> list[int]:
-    """Return the indices of the views, those first whose bounds are nearest to closing the layout."""
-    return sorted(range(len(joint.views)), key=lambda index: -_scaled_bound(joint.views[index]))
 
 
 def _scaled_bound(view: ViewState) -> int:

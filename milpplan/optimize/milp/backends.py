@@ -151,7 +151,7 @@ class PluginBackend:
 def probed(name: str) -> Solution:
     """Return the answer of a backend to a program of two variables, whose optimum is ``PROBE_OPTIMUM``."""
     builder = ProgramBuilder("probe")
-    pair = builder.add_variables(("a", "b"), 0, 3)
+    pair = builder.add_variables(("a", "b"), 3)
     builder.add_row("cover", pair, (2, 3), lower=7)
     builder.minimize(pair, (3, 4))
     return backend(name).solve(builder.build(), Limits(time_limit_s=PROBE_S))

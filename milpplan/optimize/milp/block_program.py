@@ -313,8 +313,8 @@ class BlockProgram:
         builder = ProgramBuilder(name)
         costs: dict[int, int] = {}
         degrees = Degrees.add(self.problem, builder)
-        layouts = builder.add_variables([layout.name for layout in self.layouts], 0, 1)
-        blocks = builder.add_variables([block.name for block in self.blocks], 0, 1)
+        layouts = builder.add_variables([layout.name for layout in self.layouts], 1)
+        blocks = builder.add_variables([block.name for block in self.blocks], 1)
         builder.add_row("one_layout", [*layouts, *blocks], [1] * (len(layouts) + len(blocks)), 1, 1)
         costs |= {
             column: self._units(block.bound, up=True) for column, block in zip(blocks, self.blocks, strict=True)

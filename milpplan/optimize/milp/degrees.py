@@ -92,7 +92,7 @@ class Degrees:
         literals = {}
         for name, column in values.items():
             degree = builder.add_variable(name, int(column.min(initial=0)), int(column.max(initial=0)))
-            chosen = builder.add_variables([f"[{name}={value}]" for value in column], 0, 1)
+            chosen = builder.add_variables([f"[{name}={value}]" for value in column], 1)
             literals[name] = chosen
             builder.add_row(f"one_value_per_degree[{name}]", chosen, [1] * len(chosen), 1, 1)
             builder.add_row(f"degree_is_its_value[{name}]", [*chosen, degree], [*column.tolist(), -1], 0, 0)
@@ -107,7 +107,7 @@ class Degrees:
 
     def add_layouts(self, builder: ProgramBuilder, columns: LayoutColumns) -> range:
         """Add a literal for every legal layout, bound to the degrees. Returns their columns."""
-        layouts = builder.add_variables([f"layout[{row}]" for row in range(len(columns))], 0, 1)
+        layouts = builder.add_variables([f"layout[{row}]" for row in range(len(columns))], 1)
         builder.add_row("one_layout", layouts, [1] * len(layouts), 1, 1)
         for name, values in self.values.items():
             of_layout = np.asarray(getattr(columns, name), dtype=np.int64)

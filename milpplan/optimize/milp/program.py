@@ -218,13 +218,11 @@ class ProgramBuilder:
         self._integer.append(integer)
         return len(self._names) - 1
 
-    def add_variables(self, names: Sequence[str], lower: int, upper: int) -> range:
-        """Add integer variables with equal bounds. Returns their columns."""
-        if lower > upper:
-            raise InvalidInputError(f"Variables have bounds [{lower}, {upper}].", "lower <= upper expected.")
+    def add_variables(self, names: Sequence[str], upper: int) -> range:
+        """Add integer variables from 0 to ``upper``. Returns their columns."""
         first = len(self._names)
         self._names.extend(names)
-        self._lower.extend([lower] * len(names))
+        self._lower.extend([0] * len(names))
         self._upper.extend([upper] * len(names))
         self._integer.extend([True] * len(names))
         return range(first, len(self._names))

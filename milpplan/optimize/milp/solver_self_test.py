@@ -62,7 +62,7 @@ def random_program(seed: int) -> Program:
     groups, size = int(random.integers(2, 5)), int(random.integers(2, 5))
     weight = random.integers(1, 10, (groups, size))
     builder = ProgramBuilder(f"random[{seed}]")
-    x = np.array(builder.add_variables([f"x[{g},{k}]" for g in range(groups) for k in range(size)], 0, 1))
+    x = np.array(builder.add_variables([f"x[{g},{k}]" for g in range(groups) for k in range(size)], 1))
     spare = builder.add_variable("spare", -2, 3)
     longest = builder.add_variable("longest", 0, 200)
     for group, columns in enumerate(x.reshape(groups, size)):
@@ -220,9 +220,9 @@ def hard_program() -> Program:
     and bound."""
     random = np.random.default_rng(1)
     builder = ProgramBuilder("market_split")
-    x = builder.add_variables([f"x[{j}]" for j in range(40)], 0, 1)
-    over = builder.add_variables([f"over[{i}]" for i in range(5)], 0, 2000)
-    under = builder.add_variables([f"under[{i}]" for i in range(5)], 0, 2000)
+    x = builder.add_variables([f"x[{j}]" for j in range(40)], 1)
+    over = builder.add_variables([f"over[{i}]" for i in range(5)], 2000)
+    under = builder.add_variables([f"under[{i}]" for i in range(5)], 2000)
     for i in range(5):
         share = random.integers(0, 100, 40)
         builder.add_row(
@@ -248,7 +248,7 @@ def _highs_gap() -> SelfTestResult:
     """Test a knapsack whose values differ by less than the default gap of HiGHS, 1e-4."""
     random = np.random.default_rng(5)
     builder = ProgramBuilder("small_differences")
-    x = np.array(builder.add_variables([f"x[{j}]" for j in range(60)], 0, 1)).reshape(12, 5)
+    x = np.array(builder.add_variables([f"x[{j}]" for j in range(60)], 1)).reshape(12, 5)
     for group, columns in enumerate(x):
         builder.add_row(f"one[{group}]", columns, [1] * 5, 1, 1)
     weight, cost = random.integers(1, 60, 60), 100_000 + random.integers(0, 60, 60)
@@ -303,7 +303,7 @@ def nanosecond_program(seed: int) -> Program:
     time_ns = layers * 10**10 + random.integers(0, 6 * 10**9, (4, 6))
     builder = ProgramBuilder(f"nanoseconds[{seed}]")
     step = builder.add_variable("step_ns", 0, 10**13)
-    x = np.array(builder.add_variables([f"x[{g},{k}]" for g in range(4) for k in range(6)], 0, 1))
+    x = np.array(builder.add_variables([f"x[{g},{k}]" for g in range(4) for k in range(6)], 1))
     for group, columns in enumerate(x.reshape(4, 6)):
         builder.add_row(f"one_choice[{group}]", columns, [1] * 6, 1, 1)
     total = int(layers.mean() * 4)

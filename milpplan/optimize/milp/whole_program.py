@@ -136,7 +136,7 @@ class LayoutBlock:
         assert self.program is not None
         label, weight = self.label or str(self.number), self.weight
         names = [f"x[{menu.stage},{item}]@{label}" for menu in self.program.menus for item in range(len(menu))]
-        columns = builder.add_variables(names, 0, 1)
+        columns = builder.add_variables(names, 1)
         self.start = columns.start
         for number, inside in enumerate(self.forbidden_columns()):
             name = f"forbidden_plan[{number}]@{label}"

@@ -44,7 +44,7 @@ class StageDocument(Record):
     def spans(self) -> tuple[Span, ...]:
         """Return [first, last + 1] of every virtual stage of the rank."""
         spans = self.layers
-        return (spans,) if _is_span(spans) else spans  # type: ignore[return-value]
+        return (spans,) if spans and isinstance(spans[0], int) else spans
 
     @property
     def recomputes(self) -> tuple[Recompute, ...]:
@@ -53,10 +53,6 @@ class StageDocument(Record):
         if not isinstance(self.recompute, Recompute):
             return self.recompute
         return (self.recompute,) * (len(self.spans) if self.recompute == Recompute() else 1)
-
-
-def _is_span(layers: Span | tuple[Span, ...]) -> bool:
-    return bool(layers) and isinstance(layers[0], int)
 
 
 class PlanDocument(Record):

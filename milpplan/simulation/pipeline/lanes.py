@@ -63,15 +63,6 @@ class MemoryTimeline:
         return np.asarray(self.static_bytes + self.activations_bytes + self.transient_bytes)
 
 
-def memory_timeline(problem: Problem, plan: Plan) -> list[tuple[FloatArray, IntArray]]:
-    """Simulate the memory of every pipeline rank.
-
-    Returns:
-        For each rank, event times in seconds from the start of the step and bytes from then on, each [events].
-    """
-    return [(rank.time_s, rank.total_bytes) for rank in memory_timelines(problem, plan)]
-
-
 def memory_timelines(problem: Problem, plan: Plan) -> list[MemoryTimeline]:
     """Simulate the memory of every pipeline rank, by part.
 
@@ -136,7 +127,7 @@ def _rank_timeline(
     )
 
 
-__all__ = ["MemoryTimeline", "memory_timeline", "memory_timelines", "run_memory"]
+__all__ = ["MemoryTimeline", "memory_timelines", "run_memory"]
 
 
 SHARED_MOMENTS = ("gather_end_ns", "reduce_end_ns", "gradients_ready_ns")
