@@ -10,7 +10,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -139,9 +139,32 @@ class Settings:
         return value
 
     def _wrong(self, name: str, expected: str) -> InvalidInputError:
-        return InvalidInputError(
-            f"{name} is {shown(self.values.get(name))}.", f"Expected {expected}.", f"Correct {name}."
-        )
+        return wrong_value(name, self.values.get(name), expected)
+
+
+def yaml_text(settings: Mapping[str, Any]) -> str:
+    """Write settings as YAML; a dot in a name opens a section, and a list has a list in each element."""
+    return "".join(f"{line}\n" for line in _yaml_lines(nested(settings), ""))
+
+
+def _yaml_lines(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield f"{indent}{name}:"
+            yield from _yaml_lines(value, f"{indent}  ")
+        elif isinstance(value, list):
+            yield f"{indent}{name}:"
+            yield from (f"{indent}  - [{', '.join(part)}]" for part in value)
+        elif isinstance(value, bool):
+            yield f"{indent}{name}: {str(value).lower()}"
+        else:
+            # Accelerate uses the word NO, which YAML reads as false.
+            yield f"{indent}{name}: {repr(value) if value in ('NO', 'no') else value}"
+
+
+def wrong_value(name: str, value: object, expected: str, purpose: str = "") -> InvalidInputError:
+    """Make the error about the value of a setting, which is to be corrected for a purpose."""
+    return InvalidInputError(f"{name} is {shown(value)}.", f"Expected {expected}.", f"Correct {name}{purpose}.")
 
 
 @cache

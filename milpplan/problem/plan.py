@@ -222,7 +222,7 @@ class Layout(Record):
     on the second type, and so on. Empty: all replicas are alike."""
 
     @model_validator(mode="after")
-    def _replicas_or_stages(self) -> Layout:
+    def _node_types_agree(self) -> Layout:
         shares = self.replica_micro_batches
         if len(shares) not in (0, *SHARE_BASES) or (shares and self.node_order):
             raise ValueError(
@@ -234,10 +234,6 @@ class Layout(Record):
                 f"replica_micro_batches of {len(shares)} node types must be below {SHARE_BASES[len(shares)]:,}, "
                 f"got {list(shares)}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _every_type_once(self) -> Layout:
         if sorted(self.node_order) != list(range(len(self.node_order))):
             raise ValueError(
                 f"node_order must name every node type once, from 0 to {max(0, len(self.node_order) - 1)}, "
@@ -356,7 +352,7 @@ class Plan(Record):
         return Plan(layout=layout, virtual_stages=stages)
 
     @model_validator(mode="after")
-    def _recompute_of_all_types(self) -> Plan:
+    def _stages_agree(self) -> Plan:
         others = max(0, len(self.layout.replica_micro_batches) - 1)
         expected = others * len(self.virtual_stages)
         if len(self.other_recompute) != expected:
@@ -370,10 +366,6 @@ class Plan(Record):
                     f"other_recompute names {own.full + own.selective} layers but the virtual stage holds "
                     f"{stage.num_layers}"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _covers(self) -> Plan:
         if len(self.virtual_stages) != self.layout.num_virtual_stages:
             raise ValueError(
                 f"pp={self.layout.pp} x vpp={self.layout.vpp} needs {self.layout.num_virtual_stages} "

@@ -263,21 +263,13 @@ class Job(Record):
         return (self.global_batch_size,)
 
     @model_validator(mode="after")
-    def _objective_has_what_it_needs(self) -> Job:
+    def _fields_agree(self) -> Job:
         if self.objective == "gpu_hours" and self.training_tokens is None:
             raise ValueError("objective=gpu_hours needs training_tokens")
         if self.deadline_s is not None and self.training_tokens is None:
             raise ValueError("deadline_s needs training_tokens, the tokens of the whole run")
-        return self
-
-    @model_validator(mode="after")
-    def _rollouts_belong_to_a_method(self) -> Job:
         if self.rollout is not None and (self.alignment is None or self.alignment.method != "grpo"):
             raise ValueError("rollout needs alignment grpo")
-        return self
-
-    @model_validator(mode="after")
-    def _frozen_parts_are_trained_otherwise(self) -> Job:
         given = [name for name in ("lora", "frozen") if getattr(self, name)]
         if self.kind == "inference" and given:
             raise ValueError(f"an inference job trains nothing: leave {given[0]} out")

@@ -254,7 +254,7 @@ class LayoutCosts:
     barrier_ns: IntArray
     """[n] gradient norm and overhead between the last reduction and the update, and ``whole_matrix_ns``."""
     whole_matrix_ns: IntArray
-    """[n] update of the most loaded rank beyond the mean (``states.whole_matrix_s``); 0 with Adam."""
+    """[n] update of the most loaded rank beyond the mean (``states.beyond_the_mean``); 0 with Adam."""
     state_bytes: IntArray
     """[3, K + 2, n] (weights, gradients, optimizer states) of a piece."""
     kept_bytes: IntArray
@@ -428,8 +428,11 @@ def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
         return _bytes(np.stack([getattr(item, name) for item in activations]))[:, layer_inverse]
 
     transfers = _transfer_ns(problem, columns)
-    whole = (states.whole_matrix_s(state_part, local) for local in _layers(problem, state_part, parameters))
-    whole_matrix = _ns(np.maximum.reduce(list(whole)))[state_inverse]
+    layers = parameters
+    if problem.job.mtp_layers and problem.job.optimizer == "muon":
+        layers = [*layers, states.local_mtp_parameters(problem, state_part)]
+    whole_s, whole_bytes = np.max([states.beyond_the_mean(state_part, local) for local in layers], axis=0)
+    whole_matrix = _ns(whole_s)[state_inverse]
     endpoints = _endpoint_states(problem, columns, embedding, head)
     optimizer = np.stack([states.optimizer_s(problem, state_part, local) for local in parameters])
     sizes = np.stack([states.state_bytes(problem, state_part, local) for local in parameters], axis=1)
@@ -471,7 +474,7 @@ def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
         head_deferred_bytes=_bytes(head_deferred_bytes(problem, layer_part))[layer_inverse],
         workspace_bytes=activation_bytes("workspace"),
         head_workspace_bytes=_bytes(head.workspace_bytes)[layer_inverse],
-        buffer_bytes=_bytes(_buffers(problem, state_part, parameters))[state_inverse],
+        buffer_bytes=_bytes(_buffers(problem, state_part, parameters) + whole_bytes)[state_inverse],
         host_state_bytes=np.broadcast_to(zeros, (K + 2, *shape)),
         host_kept_bytes=np.broadcast_to(zeros, (modes, K, *shape)),
         streamed_bytes=np.broadcast_to(zeros, (K, *shape)),
@@ -480,23 +483,16 @@ def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:
     )
 
 
-def _layers(problem: Problem, part: LayoutColumns, parameters: list[LocalParameters]) -> list[LocalParameters]:
-    """List the parameters of a layer of each kind, and of a layer of multi-token prediction."""
-    mtp = problem.job.mtp_layers > 0 and problem.job.optimizer == "muon"
-    return parameters + ([states.local_mtp_parameters(problem, part)] if mtp else [])
-
-
 def _buffers(problem: Problem, part: LayoutColumns, parameters: list[LocalParameters]) -> FloatArray:
-    """Size the buffers that a GPU holds once for all its layers, in bytes [n]: a maximum over the kinds, the
-    memory of an engine that generates sequences, and states beyond the mean (``states.whole_matrix_bytes``)."""
+    """Size the buffers that a GPU holds once for all its layers, in bytes [n]: a maximum over the kinds, and the
+    memory of an engine that generates sequences."""
     needed = [
         states.unsharded_buffer_bytes(problem, part, local)
         + states.dummy_gradient_bytes(problem, kind, part, local)
         for kind, local in zip(problem.model.kinds, parameters, strict=True)
     ]
-    whole = [states.whole_matrix_bytes(part, local) for local in _layers(problem, part, parameters)]
     held = 0 if problem.job.rollout is None else problem.job.rollout.held_bytes
-    return np.asarray(np.max(needed, axis=0) + held + np.max(whole, axis=0))
+    return np.asarray(np.max(needed, axis=0) + held)
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,9 @@ def stage_options(
     layers = np.asarray(kinds, dtype=np.int64)
     duration = costs.duration_ns
     num_recomputed = full + selective
-    counts = _cumulative_counts(layers, len(duration))
+    # Layers of each kind among the first 0, 1, ... of the stage.
+    counts = np.zeros((len(layers) + 1, len(duration)), dtype=np.int64)
+    np.cumsum(layers[:, None] == np.arange(len(duration)), axis=0, out=counts[1:])
     wholly, selectively = counts[full], counts[num_recomputed] - counts[full]
 
     extra = wholly @ duration[:, Phase.FULL] + selectively @ duration[:, Phase.SELECTIVE]
@@ -121,13 +123,6 @@ def stage_options(
         counts[-1] @ costs.host_state_bytes[: len(duration)] + costs.host_state_bytes[ends].sum(axis=0),
         _host_kept(costs, layers, full, num_recomputed).sum(axis=1),
     )
-
-
-def _cumulative_counts(layers: IntArray, num_kinds: int) -> IntArray:
-    """Count the layers of each kind among the first 0, 1, ... layers of a stage, [layers + 1, K]."""
-    counts = np.zeros((len(layers) + 1, num_kinds), dtype=np.int64)
-    np.cumsum(layers[:, None] == np.arange(num_kinds), axis=0, out=counts[1:])
-    return counts
 
 
 def _host_kept(costs: LayoutCosts, layers: IntArray, full: IntArray, num_recomputed: IntArray) -> IntArray:

@@ -262,7 +262,9 @@ def reduce_s(problem: Problem, columns: LayoutColumns, parameters: LocalParamete
         whole = whole + np.where(layers == 1, _calls_s(problem, local, group), 0.0)
         total = total + np.where(scatters(problem, columns.zero_stage), scatter, whole) / layers
     if parameters.copied is not None:
-        for local, group in copy_groups(columns, parameters.copied):
+        copied = parameters.copied
+        tensor, expert_tensor = placement.tensor(columns), placement.expert_tensor(columns)
+        for local, group in ((copied.dense, tensor), (copied.expert, expert_tensor)):
             total = total + collectives.all_reduce_s(problem.hardware, reduced_bytes(problem) * local, *group)
     return total
 
@@ -320,7 +322,7 @@ def optimizer_s(problem: Problem, columns: LayoutColumns, parameters: LocalParam
     """Time the update of the GPU's share, in seconds [n]; 0 for inference.
 
     (14 + 2 s) N / r for N parameters with s bytes of states each and a memory rate of r bytes/s, and the
-    orthogonalizations of ``muon``, a mean over the ranks that share them (``whole_matrix_s``).
+    orthogonalizations of ``muon``, a mean over the ranks that share them (``beyond_the_mean``).
     """
     if problem.inference:
         return np.zeros(len(columns))
@@ -336,29 +338,24 @@ def optimizer_s(problem: Problem, columns: LayoutColumns, parameters: LocalParam
     return total
 
 
-def whole_matrix_s(columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:
-    """Time what the most loaded rank updates beyond the mean, because matrices stay whole, in seconds [n].
+def beyond_the_mean(columns: LayoutColumns, parameters: LocalParameters) -> tuple[FloatArray, FloatArray]:
+    """Return what the most loaded rank updates and the fullest holds beyond the mean, because matrices stay whole.
 
-    (1 - 1/d) max_i t_i for d ranks that share updates of t_i seconds. An upper bound where ranks are balanced by
-    time; Megatron-LM balances them by parameters. Source: Graham 1969, list scheduling.
+    (1 - 1/d) max_i t_i for d ranks that share updates of t_i seconds, and (1 - 1/d) of the master weight and
+    momentum of the largest matrix. An upper bound where ranks are balanced by time; Megatron-LM balances them by
+    parameters.
+
+    Returns:
+        Seconds and bytes, [n] each.
+
+    Source: Graham 1969, list scheduling.
     """
-    return _beyond_the_mean(columns, parameters, "largest_s")
-
-
-def whole_matrix_bytes(columns: LayoutColumns, parameters: LocalParameters) -> FloatArray:
-    """Size the states that the fullest rank has beyond the mean, because matrices stay whole, in bytes [n].
-
-    Master weight and momentum of (1 - 1/d) of the largest matrix (``whole_matrix_s``).
-    """
-    return (FP32_BYTES + MOMENT_BYTES) * _beyond_the_mean(columns, parameters, "largest_parameters")
-
-
-def _beyond_the_mean(columns: LayoutColumns, parameters: LocalParameters, name: str) -> FloatArray:
-    total = np.zeros(len(columns))
+    seconds = largest = np.zeros(len(columns))
     for (_, _, _, shards), muon in _updated_groups(columns, parameters):
         if muon is not None:
-            total = total + (1 - 1 / np.where(columns.zero_stage >= 1, shards, 1)) * getattr(muon, name)
-    return total
+            share = 1 - 1 / np.where(columns.zero_stage >= 1, shards, 1)
+            seconds, largest = seconds + share * muon.largest_s, largest + share * muon.largest_parameters
+    return seconds, (FP32_BYTES + MOMENT_BYTES) * largest
 
 
 def num_shards(columns: LayoutColumns, replicas: IntArray) -> IntArray:
@@ -410,13 +407,6 @@ def _updated_groups(
     """List the groups of ``_sharded_groups``, each with the matrices in it that Muon updates."""
     groups = _sharded_groups(columns, parameters)
     return list(zip(groups, parameters.muon or (None, None), strict=True))
-
-
-def copy_groups(
-    columns: LayoutColumns, copied: LocalParameters
-) -> tuple[tuple[FloatArray, RankGroup], tuple[FloatArray, RankGroup]]:
-    """List (copied adapter parameters, ranks that add their gradients) of the dense and the expert part."""
-    return (copied.dense, placement.tensor(columns)), (copied.expert, placement.expert_tensor(columns))
 
 
 def replica_groups(

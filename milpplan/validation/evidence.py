@@ -63,11 +63,6 @@ class TermEvidence:
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
     outside: tuple[Outside, ...] = ()
 
-    @property
-    def exercised(self) -> bool:
-        """True if a run exercises the term."""
-        return self.num_runs > 0
-
 
 @dataclass(frozen=True, slots=True)
 class Ablated:
@@ -110,7 +105,7 @@ class Evidence:
     @property
     def unexercised(self) -> tuple[TermEvidence, ...]:
         """Terms of the plan that no scored run on the generation exercises."""
-        return tuple(term for term in self.terms if not term.exercised)
+        return tuple(term for term in self.terms if not term.num_runs)
 
     @property
     def extrapolated(self) -> tuple[TermEvidence, ...]:

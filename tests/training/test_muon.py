@@ -193,7 +193,7 @@ def test_whole_matrices_bound_the_most_loaded_rank() -> None:
             loads[loads.index(min(loads))] += time
         columns = columns_of(dp=ranks, zero_stage=1)
         local = states.local_layer_parameters(problem, kind, columns)
-        priced = 4 * all_s / ranks + float(states.whole_matrix_s(columns, local)[0])
+        priced = 4 * all_s / ranks + float(states.beyond_the_mean(columns, local)[0][0])
         assert priced / 2 < max(loads) <= priced
     columns = columns_of(dp=64, ep=64, zero_stage=1)
     muon, adam = (layout_costs(case, columns).at(0) for case in (problem, problem_of("deepseek-v3", "dgx-h200")))

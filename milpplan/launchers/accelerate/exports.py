@@ -21,13 +21,13 @@ from milpplan.launchers.accelerate.launch_files import (
     script,
     syncs,
     trainer_flags,
-    yaml_text,
 )
 from milpplan.launchers.accelerate.launcher import trainer_launcher
 from milpplan.launchers.accelerate.trainers import AXOLOTL
 from milpplan.launchers.capabilities import Limit
 from milpplan.launchers.records import ConfigLaunch
 from milpplan.launchers.scripts import HERE, defaults, header, torchrun_script
+from milpplan.launchers.settings import yaml_text
 
 _PACKED = "Packed sequences hold several texts; their attention is priced as that of whole sequences."
 

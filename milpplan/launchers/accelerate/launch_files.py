@@ -18,7 +18,7 @@ accelerator.py (_prepare_tp).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,7 +38,7 @@ from milpplan.launchers.capabilities import (
     RowRule,
 )
 from milpplan.launchers.scripts import defaults, header
-from milpplan.launchers.settings import Settings, check_words, kinds_of, nested
+from milpplan.launchers.settings import Settings, check_words, kinds_of, nested, wrong_value, yaml_text
 from milpplan.launchers.shell import pairs_of, script_commands, unknown_in
 from milpplan.launchers.shell.launch_text import load_yaml, program_place
 from milpplan.problem import Layout, ModelSpec, Plan, Problem, Recompute, VirtualStage, parse_json, validated
@@ -66,27 +66,6 @@ class Read:
 
     values: Mapping[str, Any]
     program: str | None
-
-
-def yaml_text(settings: Mapping[str, Any]) -> str:
-    """Write settings as YAML; a dot in a name opens a section."""
-    return "".join(f"{line}\n" for line in _yaml_lines(nested(settings), ""))
-
-
-def _yaml_lines(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield f"{indent}{name}:"
-            yield from _yaml_lines(value, f"{indent}  ")
-        else:
-            yield f"{indent}{name}: {_scalar(value)}"
-
-
-def _scalar(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    # Accelerate uses the word NO, which YAML reads as false.
-    return f"'{value}'" if value in ("NO", "no") else str(value)
 
 
 def configuration(launch: ConfigLaunch) -> dict[str, Any]:
@@ -376,7 +355,9 @@ def plan_of(settings: Settings, model: ModelSpec, recomputes: bool) -> Plan:
     """
     kind = settings.text("distributed_type")
     if kind not in ("FSDP", "MULTI_GPU", "NO"):
-        raise _strange("distributed_type", kind, "FSDP, MULTI_GPU, DEEPSPEED or NO: nothing else is priced here")
+        raise wrong_value(
+            "distributed_type", kind, "FSDP, MULTI_GPU, DEEPSPEED or NO: nothing else is priced here"
+        )
     processes = 1 if kind == "NO" and "num_processes" not in settings.values else settings.size("num_processes")
     sizes = {"dp_replicate": processes, "dp_shard": 1, "cp": 1, "tp": 1}
     stage, full = 0, recomputes
@@ -386,7 +367,7 @@ def plan_of(settings: Settings, model: ModelSpec, recomputes: bool) -> Plan:
     if kind == "FSDP":
         sizes, stage, full = _sharded(settings, processes)
         if recomputes:
-            raise _strange(CHECKPOINTING, True, f"{F}activation_checkpointing in its place, with FSDP")
+            raise wrong_value(CHECKPOINTING, True, f"{F}activation_checkpointing in its place, with FSDP")
     else:
         # Without FSDP its settings have no effect.
         settings.looked_at |= {name for name in settings.values if name.startswith("fsdp_config")}
@@ -419,7 +400,7 @@ def _sharded(settings: Settings, processes: int) -> tuple[dict[str, int], int, b
     """
     policy = settings.text(f"{F}auto_wrap_policy")
     if policy != "TRANSFORMER_BASED_WRAP":
-        raise _strange(
+        raise wrong_value(
             f"{F}auto_wrap_policy", policy, "TRANSFORMER_BASED_WRAP: weights are gathered layer by layer"
         )
     if not any(name.startswith("parallelism_config.") for name in settings.values):
@@ -428,16 +409,16 @@ def _sharded(settings: Settings, processes: int) -> tuple[dict[str, int], int, b
         sizes = {name: settings.degree(f"{P}{name}_size") for name in ("dp_replicate", "dp_shard", "cp", "tp")}
     strategy = settings.get(f"{P}cp_comm_strategy")
     if strategy not in (STRATEGY, GATHERS):
-        raise _strange(f"{P}cp_comm_strategy", strategy, f"{STRATEGY} or {GATHERS}")
+        raise wrong_value(f"{P}cp_comm_strategy", strategy, f"{STRATEGY} or {GATHERS}")
     if settings.degree(f"{P}sp_size") != 1:
-        raise _strange(f"{P}sp_size", settings.get(f"{P}sp_size"), "1: Ulysses beside FSDP2 is no plan here")
+        raise wrong_value(f"{P}sp_size", settings.get(f"{P}sp_size"), "1: Ulysses beside FSDP2 is no plan here")
     for name in ("offload_params", "activation_checkpointing_offload"):
         if settings.switch(f"{F}{name}"):
-            raise _strange(f"{F}{name}", True, "false: offloading is not priced here")
+            raise wrong_value(f"{F}{name}", True, "false: offloading is not priced here")
     if settings.number(f"{F}version") == 1:
         stage = _stage_of_fsdp1(settings)
         if sizes["cp"] * sizes["tp"] > 1:
-            raise _strange(f"{F}version", 1, "2 with tensor or context parallelism")
+            raise wrong_value(f"{F}version", 1, "2 with tensor or context parallelism")
     else:
         stage = 3 if settings.switch(f"{F}reshard_after_forward") else 2
     return sizes, stage, settings.switch(f"{F}activation_checkpointing")
@@ -459,11 +440,11 @@ def _stage_of_fsdp1(settings: Settings) -> int:
     settings.looked_at |= set(both)
     strategy = stated.upper() if isinstance(stated, str) else stated
     if isinstance(strategy, bool) or strategy not in STRATEGIES:
-        raise _strange(f"{F}sharding_strategy", strategy, "FULL_SHARD or SHARD_GRAD_OP: others are not priced")
+        raise wrong_value(f"{F}sharding_strategy", strategy, "FULL_SHARD or SHARD_GRAD_OP: others are not priced")
     names = [f"{F}backward_prefetch", f"{F}backward_prefetch_policy"]
     prefetch = next((settings.get(name) for name in names if name in settings.values), None)
     if prefetch != "BACKWARD_PRE":
-        raise _strange(names[0], prefetch, "BACKWARD_PRE: a backward that waits for its gathers is not priced")
+        raise wrong_value(names[0], prefetch, "BACKWARD_PRE: a backward that waits for its gathers is not priced")
     return STRATEGIES[strategy]
 
 
@@ -491,10 +472,6 @@ def check_sizes(kind: str, sizes: Mapping[str, int], processes: int) -> None:
                 "Expected settings that its own checks admit.",
                 "Change the sizes, or solve with --target accelerate.",
             )
-
-
-def _strange(name: str, value: object, expected: str) -> InvalidInputError:
-    return InvalidInputError(f"{name} is {shown(value)}.", f"Expected {expected}.", f"Correct {name}.")
 
 
 def replicas_are_plain(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:

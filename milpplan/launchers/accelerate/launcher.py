@@ -37,7 +37,7 @@ from milpplan.launchers.expressible import (
     word,
 )
 from milpplan.launchers.records import ADAPTERS, AT_MOST, DEFERRED, adapters_of, described, problem_of
-from milpplan.launchers.settings import Settings, admitted, check_priced, is_in
+from milpplan.launchers.settings import Settings, admitted, check_priced, is_in, wrong_value
 from milpplan.problem import Lora, ModelSpec, Plan, Problem
 from milpplan.problem.reading import shown
 
@@ -388,11 +388,7 @@ def _check_formats(settings: Settings, adapted: bool) -> None:
     for name, values in wanted.items():
         if settings.get(name) not in values:
             priced = " or ".join(str(value).lower() for value in values if value is not None)
-            raise InvalidInputError(
-                f"{name.lstrip('-')} is {shown(settings.get(name))}.",
-                f"Expected {priced}, which is priced.",
-                f"Correct {name.lstrip('-')}.",
-            )
+            raise wrong_value(name.lstrip("-"), settings.get(name), f"{priced}, which is priced")
 
 
 def _accumulates(settings: Settings, plan: Plan) -> tuple[str, ...]:

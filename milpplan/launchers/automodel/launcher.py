@@ -36,7 +36,7 @@ from milpplan.launchers.capabilities import (
 from milpplan.launchers.expressible import ConfigLauncher, layout_refusals, refuse
 from milpplan.launchers.records import ADAPTERS, AT_MOST, DEFERRED, adapters_of, described, problem_of
 from milpplan.launchers.scripts import header, torchrun_script
-from milpplan.launchers.settings import Settings, admitted, check_priced, nested
+from milpplan.launchers.settings import Settings, admitted, check_priced, wrong_value, yaml_text
 from milpplan.launchers.shell.launch_text import load_yaml
 from milpplan.problem import Layout, ModelSpec, Plan, Problem, Recompute, Schedule, VirtualStage, validated
 from milpplan.problem.reading import shown
@@ -111,7 +111,7 @@ def plan_of(settings: Settings, model: ModelSpec, world: int | None) -> Plan:
     """
     kind = settings.get(f"{D}strategy")
     if kind not in ("fsdp2", "ddp"):
-        raise _strange(f"{D}strategy", kind, "fsdp2 or ddp: nothing else is priced here")
+        raise wrong_value(f"{D}strategy", kind, "fsdp2 or ddp: nothing else is priced here")
     sharded = kind == "fsdp2"
     # Null stands for one rank (recipes/_dist_utils.py).
     size = {
@@ -138,7 +138,9 @@ def plan_of(settings: Settings, model: ModelSpec, world: int | None) -> Plan:
     full = CHECKPOINTING.get(str(settings.get(f"{D}activation_checkpointing")).lower())
     if full is None:
         full = settings.get(f"{D}activation_checkpointing")
-        raise _strange(f"{D}activation_checkpointing", full, "true or false: selective is another than a plan's")
+        raise wrong_value(
+            f"{D}activation_checkpointing", full, "true or false: selective is another than a plan's"
+        )
     parallel = settings.switch(f"{D}sequence_parallel")
     data = {
         **size,
@@ -174,9 +176,9 @@ def _sharding_groups(settings: Settings, model: ModelSpec, dp: int) -> int:
         return 1
     groups = settings.degree(name)
     if dp % groups or groups == dp:
-        raise _strange(name, groups, f"a divisor of dp_size {dp} below it")
+        raise wrong_value(name, groups, f"a divisor of dp_size {dp} below it")
     if model.has_experts:
-        raise _strange(name, groups, "1 with experts, whose mesh shards over all replicas")
+        raise wrong_value(name, groups, "1 with experts, whose mesh shards over all replicas")
     return groups
 
 
@@ -189,15 +191,15 @@ def _zero_stage(settings: Settings, ep: int, pipelined: bool) -> int:
     reshards = settings.get(f"{D}reshard_after_forward")
     reshard = not pipelined if reshards is None else settings.switch(f"{D}reshard_after_forward")
     if not settings.switch(f"{D}defer_fsdp_grad_sync") and pipelined:
-        raise _strange(f"{D}defer_fsdp_grad_sync", False, "true: gradients are whole under a pipeline")
+        raise wrong_value(f"{D}defer_fsdp_grad_sync", False, "true: gradients are whole under a pipeline")
     if pipelined and reshard:
-        raise _strange(
+        raise wrong_value(
             f"{D}reshard_after_forward",
             True,
             "false: weights gathered for every micro-batch of a pipeline, with whole gradients, are no ZeRO stage",
         )
     if ep > 1 and settings.switch(f"{D}moe.reshard_after_forward") != reshard:
-        raise _strange(f"{D}moe.reshard_after_forward", not reshard, "the same as of the other layers")
+        raise wrong_value(f"{D}moe.reshard_after_forward", not reshard, "the same as of the other layers")
     return 1 if pipelined else 3 if reshard else 2
 
 
@@ -232,16 +234,16 @@ def _pipeline(
     word = settings.text(f"{PIPE}pp_schedule").lower()
     named = {name.lower(): schedule for schedule, name in SCHEDULES.items()}
     if word not in named:
-        raise _strange(f"{PIPE}pp_schedule", word, " or ".join(SCHEDULES.values()))
+        raise wrong_value(f"{PIPE}pp_schedule", word, " or ".join(SCHEDULES.values()))
     parts, each = settings.get(f"{PIPE}module_fqns_per_model_part"), settings.get(f"{PIPE}layers_per_stage")
     count = pp * (2 if named[word] == "interleaved" else 1)
     if parts is None and each is not None:
         count = _rounded(settings, -(-model.num_layers // settings.degree(f"{PIPE}layers_per_stage")), pp)
     if parts is None and not 0 < count <= model.num_layers:
-        raise _strange(f"{D}pp_size", pp, f"stages for {model.num_layers} layers, and not {count} of them")
+        raise wrong_value(f"{D}pp_size", pp, f"stages for {model.num_layers} layers, and not {count} of them")
     sizes = _evenly(model.num_layers, count) if parts is None else _sizes(parts, model)
     if len(sizes) % pp or (len(sizes) > pp) != (named[word] == "interleaved"):
-        raise _strange(f"{PIPE}pp_schedule", word, f"one that has {len(sizes)} virtual stages on {pp} ranks")
+        raise wrong_value(f"{PIPE}pp_schedule", word, f"one that has {len(sizes)} virtual stages on {pp} ranks")
     return sizes, len(sizes) // pp, named[word], settings.size(f"{PIPE}pp_microbatch_size")
 
 
@@ -268,12 +270,8 @@ def _sizes(listed: list[list[str]], model: ModelSpec) -> tuple[int, ...]:
     numbers = [int(match[1]) for match in layers if match]
     ends = bool(listed) and any("embed" in module for module in listed[0]) and "lm_head" in listed[-1]
     if numbers != list(range(model.num_layers)) or not ends:
-        raise _strange(name, f"{len(numbers)} layers", f"all {model.num_layers} layers in order, and both ends")
+        raise wrong_value(name, f"{len(numbers)} layers", f"all {model.num_layers} layers in order, and both ends")
     return tuple(sum(bool(re.fullmatch(r".*layers\.\d+", module)) for module in part) for part in listed)
-
-
-def _strange(name: str, value: object, expected: str) -> InvalidInputError:
-    return InvalidInputError(f"{name} is {shown(value)}.", f"Expected {expected}.", f"Correct {name}.")
 
 
 def unsharded_is_alone(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
@@ -555,23 +553,10 @@ FIXED: Mapping[str, Any] = {
 def _files(launch: ConfigLaunch, version: str) -> dict[str, str]:
     """Write the launch as files by name; the first holds the plan. ``version`` is milpplan's."""
     program = ('-m nemo_automodel.cli.app "${CONFIG:-' + CONFIG + '}"', '--model.config="${MODEL:-.}"')
-    tables = nested({**FIXED, **launch.settings})
     return {
-        CONFIG: "\n".join([*header(launch, version), *_lines(tables, "")]) + "\n",
+        CONFIG: "\n".join(header(launch, version)) + "\n" + yaml_text({**FIXED, **launch.settings}),
         SCRIPT: torchrun_script(launch, version, program),
     }
-
-
-def _lines(table: Mapping[str, Any], indent: str) -> list[str]:
-    lines: list[str] = []
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            lines += [f"{indent}{name}:", *_lines(value, indent + "  ")]
-        elif isinstance(value, list):
-            lines += [f"{indent}{name}:", *(f"{indent}  - [{', '.join(part)}]" for part in value)]
-        else:
-            lines.append(f"{indent}{name}: {str(value).lower() if isinstance(value, bool) else value}")
-    return lines
 
 
 def _notes(problem: Problem, plan: Plan, version: str) -> list[str]:

@@ -7,14 +7,13 @@ Source: EleutherAI/gpt-neox at ea7aefd8, megatron/neox_arguments and megatron/mo
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from milpplan.errors import InvalidInputError
 from milpplan.launchers.megatron.programs import Program, arguments_of, stated
 from milpplan.launchers.records import ImportRequest
-from milpplan.launchers.settings import Known, Settings, check_priced, flat, without
+from milpplan.launchers.settings import Known, Settings, check_priced, flat, without, wrong_value
 from milpplan.launchers.shell.launch_text import Given
-from milpplan.problem.reading import shown
 
 QUIET: Mapping[str, str] = {
     r"optimizer\.params\..*|min_lr|lr.*|warmup|weight_decay|gradient_clipping|clip_grad|train_iters|train_epochs|"
@@ -218,7 +217,4 @@ def _only(s: Settings, name: str, allowed: object, why: str) -> None:
         raise _strange(name, s.get(name), why)
 
 
-def _strange(name: str, value: object, expected: str) -> InvalidInputError:
-    return InvalidInputError(
-        f"{name} is {shown(value)}.", f"Expected {expected}.", f"Correct {name} to compare it as such a run."
-    )
+_strange = partial(wrong_value, purpose=" to compare it as such a run")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from milpplan.errors import InvalidInputError
@@ -16,7 +17,7 @@ from milpplan.launchers.deepspeed.launcher import QUIET as DEEPSPEED_QUIET
 from milpplan.launchers.deepspeed.launcher import known
 from milpplan.launchers.megatron.flags import Values
 from milpplan.launchers.records import ImportRequest
-from milpplan.launchers.settings import Settings, admitted, check_priced, flat
+from milpplan.launchers.settings import Settings, admitted, check_priced, flat, wrong_value
 from milpplan.launchers.shell import readable, script_commands, unknown_in
 from milpplan.launchers.shell.launch_text import Given
 from milpplan.launchers.shell.tree import how_to_decide
@@ -223,7 +224,4 @@ def _number(given: Mapping[str, Values], flag: str) -> int | None:
     return int(value) if re.fullmatch(r"[0-9]{1,9}", value) else None
 
 
-def _strange(name: str, value: object, expected: str) -> InvalidInputError:
-    return InvalidInputError(
-        f"{name} is {shown(value)}.", f"Expected {expected}.", f"Correct {name} to compare it as such a run."
-    )
+_strange = partial(wrong_value, purpose=" to compare it as such a run")

@@ -30,7 +30,7 @@ from milpplan.launchers.megatron.plan_arguments import check_problem as check_me
 from milpplan.launchers.megatron.rules import MEGATRON, MEGATRON_LIMITS, megatron_limits, megatron_modes
 from milpplan.launchers.records import Section
 from milpplan.launchers.scripts import arguments_script, defaults
-from milpplan.launchers.settings import Settings, admitted, check_words
+from milpplan.launchers.settings import Settings, admitted, check_words, wrong_value
 from milpplan.launchers.shell import pairs_of, script_commands, unknown_in
 from milpplan.launchers.shell.launch_text import Given, program_place, world_of
 from milpplan.problem import LatentAttention, Plan, Problem
@@ -160,9 +160,7 @@ def read(name: Name, text: str) -> Values | None:
     bare = text.strip("\"'")
     if name.kind in ("on", "off"):
         if bare.lower() not in ("true", "false"):
-            raise InvalidInputError(
-                f"{name.keys[0]} is {shown(bare)}.", "Expected true or false.", f"Correct {name.keys[0]}."
-            )
+            raise wrong_value(name.keys[0], bare, "true or false")
         return () if (bare.lower() == "true") == (name.kind == "on") else None
     if bare.lower() in ("null", "none"):
         return None
@@ -414,11 +412,7 @@ def _agreed(name: Name, settings: Mapping[str, str]) -> Values | None:
 def _read_precision(text: str) -> dict[str, Values]:
     name = text.strip("\"'").replace("-", "_")
     if name not in PRECISIONS:
-        raise InvalidInputError(
-            f"mixed_precision is {shown(text)}.",
-            f"Expected {' or '.join(PRECISIONS)}: others are not priced.",
-            "Correct mixed_precision.",
-        )
+        raise wrong_value("mixed_precision", text, f"{' or '.join(PRECISIONS)}: others are not priced")
     return PRECISIONS[name]
 
 

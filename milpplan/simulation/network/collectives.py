@@ -173,8 +173,7 @@ def _across_s(
         if variant.shape == "ring" or operation == "all_reduce":
             latency_s = _variant_latency_s(hardware, variant, operation, group)
             times.append(latency_s + wire_s / variant.bandwidth_fraction)
-    if operation == "all_reduce" and placement.may_add_up(hardware):
-        in_network = placement.adds_up(hardware, group)
+    if operation == "all_reduce" and (in_network := placement.adds_up(hardware, group)).any():
         times.append(np.where(in_network, _in_network_s(hardware, num_bytes, group), np.inf))
     return np.asarray(np.minimum.reduce(times))
 

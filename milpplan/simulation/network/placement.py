@@ -14,7 +14,7 @@ single domain in each pod does not use the network inside pods. ``GroupPlace`` h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -195,12 +195,6 @@ def hop_latency_s(hardware: HardwareSpec, between_pods: IntArray) -> FloatArray:
     return np.asarray(0.0 if hardware.pods is None else between_pods * hardware.pods.hop_latency_s)
 
 
-def may_add_up(hardware: HardwareSpec) -> bool:
-    """Check that the switches of some network reduce."""
-    pods_reduce = hardware.pods is not None and hardware.pods.in_network_reduction
-    return hardware.scale_out.in_network_reduction or pods_reduce
-
-
 def adds_up(hardware: HardwareSpec, group: GroupPlace) -> BoolArray:
     """Check that the switches of every network that groups use reduce."""
     inside = hardware.scale_out.in_network_reduction
@@ -263,6 +257,8 @@ def processor_fraction(hardware: HardwareSpec, group: GroupPlace, network: Float
 
 
 AXES = ("tp", "cp", "dp", "pp")
+Grid = Callable[[Mapping[str, IntArray]], dict[str, IntArray]]
+"""Returns the sizes of a grid of ranks by axis: ``_dense`` or ``_experts``."""
 
 
 class RankGroup(NamedTuple):
@@ -341,22 +337,20 @@ def _experts(columns: Mapping[str, IntArray]) -> dict[str, IntArray]:
     return {"tp": columns["etp"], "dp": shared, "pp": columns["pp"]}
 
 
-def _one_row(size: IntArray, stride: IntArray) -> RankGroup:
-    """Make groups of a single row."""
-    ones = np.ones_like(size)
-    return RankGroup(size, stride, ones, ones)
+def _one_row(columns: LayoutColumns, size: IntArray, axis: str, grid: Grid) -> RankGroup:
+    """Make groups of a single row along an axis of a grid."""
+    c, ones = columns.mapping, np.ones_like(size)
+    return RankGroup(size, _stride(c, axis, grid(c)), ones, ones)
 
 
 def tensor(columns: LayoutColumns) -> RankGroup:
     """Place the tensor-parallel groups."""
-    c = columns.mapping
-    return _one_row(columns.tp, _stride(c, "tp", _dense(c)))
+    return _one_row(columns, columns.tp, "tp", _dense)
 
 
 def context(columns: LayoutColumns) -> RankGroup:
     """Place the context-parallel groups."""
-    c = columns.mapping
-    return _one_row(columns.cp, _stride(c, "cp", _dense(c)))
+    return _one_row(columns, columns.cp, "cp", _dense)
 
 
 def head_exchange(columns: LayoutColumns) -> RankGroup:
@@ -374,8 +368,7 @@ def context_ring(columns: LayoutColumns) -> RankGroup:
 
 def pipeline(columns: LayoutColumns) -> RankGroup:
     """Place the pipelines; the stride is the distance of neighbouring stages."""
-    c = columns.mapping
-    return _one_row(columns.pp, _stride(c, "pp", _dense(c)))
+    return _one_row(columns, columns.pp, "pp", _dense)
 
 
 def replicas(columns: LayoutColumns) -> RankGroup:
@@ -399,20 +392,18 @@ def replicas(columns: LayoutColumns) -> RankGroup:
 
 def expert_tensor(columns: LayoutColumns) -> RankGroup:
     """Place the groups that share each expert (etp)."""
-    c = columns.mapping
-    return _one_row(columns.etp, _stride(c, "tp", _experts(c)))
+    return _one_row(columns, columns.etp, "tp", _experts)
 
 
 def expert(columns: LayoutColumns) -> RankGroup:
     """Place the groups over which the experts are spread (ep)."""
-    c = columns.mapping
-    return _one_row(columns.ep, _stride(c, "dp", _experts(c)))
+    return _one_row(columns, columns.ep, "dp", _experts)
 
 
 def expert_replicas(columns: LayoutColumns) -> RankGroup:
     """Place the groups of ranks with the same experts' weights."""
-    c = columns.mapping
-    return _one_row(columns.expert_dp, _stride(c, "dp", _experts(c)) * columns.ep)
+    row = _one_row(columns, columns.expert_dp, "dp", _experts)
+    return row._replace(stride=row.stride * columns.ep)
 
 
 def stages_agree(columns: Mapping[str, IntArray]) -> BoolArray:
