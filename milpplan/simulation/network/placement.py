@@ -85,7 +85,7 @@ def _row(hardware: HardwareSpec, size: IntArray, step: IntArray) -> GroupPlace:
     ranks = block // step
     # Minimum number of ranks that a block of consecutive ranks has in a domain, for the best segment.
     segments = hardware.scale_up.segments or (hardware.scale_up.num_gpus,)
-    part = np.maximum.reduce([np.gcd(block, np.int64(segment)) for segment in segments])
+    part = np.gcd(block[..., None], segments).max(axis=-1)
     members, domains = _parts(ranks, step, part, hardware.scale_up.num_gpus)
     beyond = None
     if hardware.pods is not None:
@@ -119,7 +119,7 @@ def _parts(ranks: IntArray, step: IntArray, part: IntArray, whole: int) -> tuple
 def same_rail(hardware: HardwareSpec, distance: Numbers) -> BoolArray:
     """Check that ranks at a distance have equal positions in their domains (for at least one segment)."""
     segments = hardware.scale_up.segments or (hardware.scale_up.num_gpus,)
-    return np.asarray(np.logical_or.reduce([np.asarray(distance) % segment == 0 for segment in segments]))
+    return np.asarray((np.asarray(distance)[..., None] % segments == 0).any(axis=-1))
 
 
 def neighbours_share(
@@ -312,23 +312,18 @@ def _inside_table() -> BoolArray:
 _INSIDE = _inside_table()
 
 
-def _inside(columns: Mapping[str, IntArray], axis: str, other: str) -> BoolArray:
-    """Find the layouts whose degree ``other`` stands inside ``axis``, [n]."""
-    return np.asarray(_INSIDE[columns["rank_order"], AXES.index(axis), AXES.index(other)])
-
-
 def _stride(columns: Mapping[str, IntArray], axis: str, sizes: Mapping[str, IntArray]) -> IntArray:
     """Multiply the sizes that stand inside a degree, [n]."""
-    result = np.ones_like(columns["rank_order"])
+    inside, result = _INSIDE[columns["rank_order"], AXES.index(axis)], np.ones_like(columns["rank_order"])
     for other, size in sizes.items():
         if other != axis:
-            result = result * np.where(_inside(columns, axis, other), size, 1)
+            result = result * np.where(inside[..., AXES.index(other)], size, 1)
     return result
 
 
 def _dense(columns: Mapping[str, IntArray]) -> dict[str, IntArray]:
     """Return the sizes of the grid of dense layers."""
-    return {axis: columns[axis] for axis in AXES}
+    return {"tp": columns["tp"], "cp": columns["cp"], "dp": columns["dp"], "pp": columns["pp"]}
 
 
 def _experts(columns: Mapping[str, IntArray]) -> dict[str, IntArray]:
@@ -337,20 +332,20 @@ def _experts(columns: Mapping[str, IntArray]) -> dict[str, IntArray]:
     return {"tp": columns["etp"], "dp": shared, "pp": columns["pp"]}
 
 
-def _one_row(columns: LayoutColumns, size: IntArray, axis: str, grid: Grid) -> RankGroup:
+def _one_row(c: Mapping[str, IntArray], size: IntArray, axis: str, grid: Grid) -> RankGroup:
     """Make groups of a single row along an axis of a grid."""
-    c, ones = columns.mapping, np.ones_like(size)
+    ones = np.ones_like(size)
     return RankGroup(size, _stride(c, axis, grid(c)), ones, ones)
 
 
 def tensor(columns: LayoutColumns) -> RankGroup:
     """Place the tensor-parallel groups."""
-    return _one_row(columns, columns.tp, "tp", _dense)
+    return _one_row(columns.mapping, columns.tp, "tp", _dense)
 
 
 def context(columns: LayoutColumns) -> RankGroup:
     """Place the context-parallel groups."""
-    return _one_row(columns, columns.cp, "cp", _dense)
+    return _one_row(columns.mapping, columns.cp, "cp", _dense)
 
 
 def head_exchange(columns: LayoutColumns) -> RankGroup:
@@ -368,7 +363,7 @@ def context_ring(columns: LayoutColumns) -> RankGroup:
 
 def pipeline(columns: LayoutColumns) -> RankGroup:
     """Place the pipelines; the stride is the distance of neighbouring stages."""
-    return _one_row(columns, columns.pp, "pp", _dense)
+    return _one_row(columns.mapping, columns.pp, "pp", _dense)
 
 
 def replicas(columns: LayoutColumns) -> RankGroup:
@@ -377,7 +372,7 @@ def replicas(columns: LayoutColumns) -> RankGroup:
     They have several rows if another degree separates cp and dp.
     """
     c = columns.mapping
-    cp_inside = _inside(c, "dp", "cp")
+    cp_inside = _INSIDE[c["rank_order"], AXES.index("dp"), AXES.index("cp")]
     cp_stride, dp_stride = (_stride(c, axis, _dense(c)) for axis in ("cp", "dp"))
     size, blocks = np.where(cp_inside, c["cp"], c["dp"]), np.where(cp_inside, c["dp"], c["cp"])
     stride, row_stride = np.where(cp_inside, cp_stride, dp_stride), np.where(cp_inside, dp_stride, cp_stride)
@@ -392,17 +387,17 @@ def replicas(columns: LayoutColumns) -> RankGroup:
 
 def expert_tensor(columns: LayoutColumns) -> RankGroup:
     """Place the groups that share each expert (etp)."""
-    return _one_row(columns, columns.etp, "tp", _experts)
+    return _one_row(columns.mapping, columns.etp, "tp", _experts)
 
 
 def expert(columns: LayoutColumns) -> RankGroup:
     """Place the groups over which the experts are spread (ep)."""
-    return _one_row(columns, columns.ep, "dp", _experts)
+    return _one_row(columns.mapping, columns.ep, "dp", _experts)
 
 
 def expert_replicas(columns: LayoutColumns) -> RankGroup:
     """Place the groups of ranks with the same experts' weights."""
-    row = _one_row(columns, columns.expert_dp, "dp", _experts)
+    row = _one_row(columns.mapping, columns.expert_dp, "dp", _experts)
     return row._replace(stride=row.stride * columns.ep)
 
 
