@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.problem import SCHEDULES, Layout, Problem
+from milpplan.problem import NO_MODULES, SCHEDULES, Layout, Problem
 
 Mode = Literal["none", "selective", "full"]
 Columns = Mapping[str, npt.NDArray[np.int64]]
@@ -51,6 +51,10 @@ def _no_limits(problem: Problem) -> Mapping[str, Limit]:
     return {}
 
 
+def _as_planned(problem: Problem) -> str:
+    return NO_MODULES
+
+
 def _all_or_none(problem: Problem) -> tuple[Mode, ...]:
     return ("none", "full")
 
@@ -71,6 +75,9 @@ class Capability:
     stages: Literal["any", "equal"] = "any"
     modes: Callable[[Problem], tuple[Mode, ...]] = _all_or_none
     more_limits: Callable[[Problem], Mapping[str, Limit]] = _no_limits
+    own_modules: Callable[[Problem], str] = _as_planned
+    """Modules that its selective recomputation replays where the space names none; ``NO_MODULES``: those that a
+    plan counts."""
     program: Mapping[str, object] = field(default_factory=dict)
     """Fields of ``Software`` by which the program that an export starts keeps other bytes than the hardware's."""
     formats: Mapping[str, str] = field(default_factory=dict)

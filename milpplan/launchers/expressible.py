@@ -173,7 +173,7 @@ def layout_differences(
 def recompute_refusals(plan: Plan) -> list[Refusal]:
     """Refuse recomputation of some layers only: the target recomputes all layers or none."""
     full = [stage.recompute.full for stage in plan.virtual_stages]
-    if any(stage.recompute.selective for stage in plan.virtual_stages):
+    if plan.selects:
         return [Refusal("some layers recompute selectively: it recomputes whole layers", "recompute=none")]
     if any(full) and full != [stage.num_layers for stage in plan.virtual_stages]:
         counts = ", ".join(map(str, full[:16]))

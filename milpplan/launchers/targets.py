@@ -23,7 +23,7 @@ from milpplan.launchers.nanotron.launcher import LAUNCHER as NANOTRON
 from milpplan.launchers.records import ConfigLaunch, Imported, ImportRequest, Launch
 from milpplan.launchers.torchtitan.launcher import LAUNCHER as TORCHTITAN
 from milpplan.plugins import PluginError, plugin, plugin_names, plugin_title
-from milpplan.problem import Plan, Problem, Space
+from milpplan.problem import NO_MODULES, Plan, Problem, Space
 from milpplan.problem.catalog import fitted_hardware
 from milpplan.problem.reading import shown
 
@@ -153,6 +153,9 @@ def restrict(problem: Problem, target: str, version: str | None = None, *, stack
     TARGETS[target].check(problem, chosen)
     changes = _values(problem, capability)
     changes |= {"target": target, "target_version": chosen, "recompute": _modes(problem, capability)}
+    if "selective" in changes["recompute"] and (own := capability.own_modules(problem)) != NO_MODULES:
+        asked = changes.get("recompute_modules") or problem.module_sets
+        changes["recompute_modules"] = tuple(dict.fromkeys(own if each == NO_MODULES else each for each in asked))
     if capability.stages == "equal":
         changes["kind"] = "uniform"
     elif problem.space.recompute_counts != "alike":

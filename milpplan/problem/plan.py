@@ -341,6 +341,12 @@ class Plan(Record):
     """Heterogeneous replicas: recomputation of every virtual stage in the replicas on the second node type, then
     in those on the third type, and so on. All replicas hold the same layers. Empty: all replicas are alike."""
 
+    @property
+    def selects(self) -> bool:
+        """True if some layers are recomputed selectively: ``Layout.recompute_modules`` is about them."""
+        counts = [stage.recompute for stage in self.virtual_stages]
+        return any(count.selective for count in (*counts, *self.other_recompute))
+
     def of_replicas(self, node_type: int, layout: Layout) -> Plan:
         """Build the plan of the replicas on one node type; ``layout`` is their layout."""
         stages, count = self.virtual_stages, len(self.virtual_stages)

@@ -244,10 +244,6 @@ def _muon(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> L
     return replace(costs, optimizer_ns=costs.optimizer_ns + added, barrier_ns=barrier)
 
 
-def _selects(plan: Plan) -> bool:
-    return any(stage.recompute.selective for stage in plan.virtual_stages)
-
-
 def _recomputation(phase: Phase) -> Scale:
     def scaled(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
         duration = costs.duration_ns.copy()
@@ -424,13 +420,13 @@ TERMS: Final = (
     Term(
         "selective_recompute",
         "selective recomputation",
-        lambda problem, plan: _selects(plan) and plan.layout.recompute_modules == NO_MODULES,
+        lambda problem, plan: plan.selects and plan.layout.recompute_modules == NO_MODULES,
         _recomputation(Phase.SELECTIVE),
     ),
     Term(
         "recompute_modules",
         "recomputation of named modules",
-        lambda problem, plan: _selects(plan) and plan.layout.recompute_modules != NO_MODULES,
+        lambda problem, plan: plan.selects and plan.layout.recompute_modules != NO_MODULES,
         _recomputation(Phase.SELECTIVE),
     ),
     Term(

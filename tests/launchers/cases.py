@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from milpplan import Layout, Plan, Problem, Recompute, VirtualStage
-from milpplan.launchers import ImportRequest, Launch
+from milpplan.launchers import TARGETS, ImportRequest, Launch
 from milpplan.launchers.megatron.launcher import Imported, Megatron, imported, torchrun_script
 from milpplan.launchers.megatron.rules import selective_modules
+from milpplan.problem import NO_MODULES
 from tests.simulation.cases import even_plan, problem_of, random_layout, random_plan, random_problem
 
 VERSION = "d98e8a64"
@@ -142,3 +143,12 @@ NAMED = {
     "mixtral-8x7b-sharded": mixtral_sharded,
 }
 """Plans whose files are kept in tests/data/launchers."""
+
+
+def as_run(problem: Problem, plan: Plan, target: str = "megatron") -> Plan:
+    """The plan with the modules that a target recomputes selectively: its own where the plan names none."""
+    modules = plan.layout.recompute_modules
+    if modules == NO_MODULES:
+        modules = TARGETS[target].capability.own_modules(problem)
+    layout = plan.layout.model_copy(update={"recompute_modules": modules if plan.selects else NO_MODULES})
+    return plan.model_copy(update={"layout": layout})

@@ -13,7 +13,7 @@ from milpplan.launchers import ImportRequest
 from milpplan.launchers.megatron.launcher import Imported
 from milpplan.launchers.megatron_bridge import launcher as bridge_import
 from milpplan.launchers.megatron_bridge.launcher import CONSTANT, NAMES, SCRIPT, MegatronBridge
-from tests.launchers.cases import NAMED, deepseek, llama_uneven, random_case
+from tests.launchers.cases import NAMED, as_run, deepseek, llama_uneven, random_case
 from tests.launchers.test_megatron_round_trip import assert_same
 
 KEPT = Path(__file__).parents[1] / "data" / "launchers"
@@ -74,7 +74,7 @@ def test_latent_attention_takes_its_recipe() -> None:
     text = script_of(problem, plan)
     assert "deepseek_v3_pretrain_config" in text
     assert "mixed_precision=bf16_with_fp8_current_scaling_mixed" in text
-    assert read(problem, text).plan == plan
+    assert read(problem, text).plan == as_run(problem, plan)
 
 
 @pytest.mark.parametrize("key", [name.keys[0] for name in NAMES if name.part == "all"][::6])

@@ -13,7 +13,15 @@ from milpplan.launchers import ImportRequest
 from milpplan.launchers.megatron.launcher import Megatron, imported, torchrun_script
 from milpplan.launchers.megatron.rules import MEGATRON
 from milpplan.problem import ModelSpec, NodeGroup
-from tests.launchers.cases import NAMED, VERSION, legal_layout, problem_of_megatron, random_case, round_trip
+from tests.launchers.cases import (
+    NAMED,
+    VERSION,
+    as_run,
+    legal_layout,
+    problem_of_megatron,
+    random_case,
+    round_trip,
+)
 from tests.simulation.cases import even_plan, problem_of, random_plan, shipped_hardware
 
 DATA = Path(__file__).parents[1] / "data" / "launchers"
@@ -26,7 +34,7 @@ def layers_of(model: ModelSpec) -> list[object]:
 
 def assert_same(problem: Problem, plan: Plan, back: Problem, back_plan: Plan) -> None:
     """Plan, job, hardware and model are what they were; a file has no name of the model."""
-    assert back_plan == plan
+    assert back_plan == as_run(problem, plan)
     gpus, batch = plan.layout.num_gpus, plan.layout.global_batch_size
     assert back.job == problem.job.model_copy(update={"num_gpus": gpus, "global_batch_size": batch})
     assert back.hardware == problem.hardware
@@ -78,7 +86,8 @@ def test_golden_files(name: str) -> None:
         assert text == (DATA / f"{name}.{file.rpartition('.')[2]}").read_text()
     _, found = round_trip(problem, plan, model=problem.model)
     assert_same(problem, plan, found.problem, found.plan)
-    assert simulate(found.problem, found.plan).step_time_ns == simulate(problem, plan).step_time_ns
+    step_ns = simulate(problem, as_run(problem, plan)).step_time_ns
+    assert simulate(found.problem, found.plan).step_time_ns == step_ns
 
 
 def test_orders_of_ranks_that_place_alike_are_one() -> None:
@@ -106,7 +115,9 @@ def test_versions(version: str) -> None:
     are, and only they."""
     problem, plan = NAMED["deepseek-v3-experts"]()
     launch = Megatron().export(problem, plan, version)
-    assert imported(ImportRequest(torchrun_script(launch, "0"), "x.sh", problem.hardware)).plan == plan
+    assert imported(ImportRequest(torchrun_script(launch, "0"), "x.sh", problem.hardware)).plan == as_run(
+        problem, plan
+    )
     assert launch.arguments.given("--moe-enable-deepep") == (version in ("core_v0.15.0", "core_v0.14.0"))
 
 

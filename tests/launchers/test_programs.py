@@ -16,6 +16,7 @@ from milpplan.launchers.megatron.launcher import Imported
 from milpplan.optimize.bounds import uniform_plan
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Layout, Lora
+from tests.launchers.cases import as_run
 from tests.launchers.test_targets import asked, drawn_plan
 from tests.simulation.cases import shipped_hardware, shipped_model
 
@@ -650,7 +651,8 @@ def test_plans_come_back_from_the_scripts_of_programs(target: str, model: str) -
         name, text = next(iter(known.files(launch, "0").items()))
         found = known.read(ImportRequest(text, name, problem.hardware, model=problem.model))
         order = {"rank_order": plan.layout.rank_order}
-        assert found.plan.layout.model_copy(update=order) == plan.layout
+        run = as_run(problem, plan, target)
+        assert found.plan.layout.model_copy(update=order) == run.layout
         assert found.plan.virtual_stages == plan.virtual_stages
         assert simulate(found.problem, found.plan).step_time_ns == simulate(problem, plan).step_time_ns
         assert (found.unknown_flags, found.ignored_flags) == ((), ())

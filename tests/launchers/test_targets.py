@@ -20,6 +20,7 @@ from milpplan.simulation import LayoutColumns
 from milpplan.simulation.layers import layer_activations
 from milpplan.units import GIB
 from tests.amounts import first, long_but
+from tests.launchers.cases import as_run
 from tests.simulation.cases import problem_of, shipped_hardware, shipped_model
 
 MODELS = ("llama3-8b", "qwen3-30b-a3b", "gpt-oss-120b", "deepseek-v3")
@@ -89,7 +90,8 @@ def test_every_plan_of_the_space_is_exported_and_comes_back(count: int, target: 
             name, text = next(iter(known.files(launch, "0").items()))
             found = known.read(ImportRequest(text, name, problem.hardware, model=problem.model))
             order = {"rank_order": plan.layout.rank_order}
-            assert found.plan.layout.model_copy(update=order) == plan.layout
+            run = as_run(problem, plan, target)
+            assert found.plan.layout.model_copy(update=order) == run.layout
             assert found.plan.virtual_stages == plan.virtual_stages
             step = simulate(problem, plan).step_time_ns
             assert simulate(found.problem, found.plan).step_time_ns == step

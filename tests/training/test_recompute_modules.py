@@ -220,11 +220,28 @@ def test_launches_name_the_modules() -> None:
         text = script.replace(flag, f"--recompute-modules {modules}")
         return imported(ImportRequest(text, "megatron.sh", problem.hardware)).plan
 
-    assert read("moe_act layernorm").layout.recompute_modules == "default"
+    assert read("moe_act layernorm").layout.recompute_modules == "moe_act+layernorm"
     assert read("mlp core_attn").layout.recompute_modules == "core_attn"
     assert read("mlp") == even_plan(problem, layout.model_copy(update={"recompute_modules": "default"}))
     with pytest.raises(InvalidInputError, match="moe, moe_act is not priced"):
         read("moe moe_act")
+
+
+def test_targets_count_what_their_modules_keep() -> None:
+    """A plan for Megatron-LM replays the modules that its export names, and keeps shared experts' activations: the
+    default drops them. Without a flash kernel both are the scores of the attention."""
+    job: dict[str, Any] = {"num_gpus": 64, "global_batch_size": 64, "sequence_length": 4096}
+    problem = problem_of("deepseek-v3", "dgx-h100", **job)
+    (modules,) = restrict(problem, "megatron").space.recompute_modules or ()
+    assert modules == "moe_act+layernorm+mla_up_proj"
+    layout = Layout(ep=8, dp=64, zero_stage=1, global_batch_size=64, **OVERLAPS)
+    plan = even_plan(problem, layout, selective=61)
+    named = plan.model_copy(update={"layout": layout.model_copy(update={"recompute_modules": modules})})
+    # Outputs of the activations of 58 shared experts and 3 dense layers, in bf16.
+    kept = 2 * 4096 * (58 * 2048 + 3 * 18_432)
+    assert simulate(problem, named).peak_memory_bytes >= simulate(problem, plan).peak_memory_bytes + kept
+    unfused = problem.model_copy(update={"job": problem.job.model_copy(update={"attention_kernel": "unfused"})})
+    assert restrict(unfused, "megatron").space.recompute_modules == ("default",)
 
 
 def test_targets_have_modules_of_dense_models() -> None:

@@ -43,7 +43,13 @@ from milpplan.launchers.expressible import (
 from milpplan.launchers.megatron.flags import Values
 from milpplan.launchers.megatron.launcher import Megatron, imported
 from milpplan.launchers.megatron.plan_arguments import expert_replicas
-from milpplan.launchers.megatron.rules import MEGATRON, MEGATRON_LIMITS, megatron_limits, megatron_modes
+from milpplan.launchers.megatron.rules import (
+    MEGATRON,
+    MEGATRON_LIMITS,
+    megatron_limits,
+    megatron_modes,
+    megatron_modules,
+)
 from milpplan.launchers.records import Refusal, Section
 from milpplan.launchers.scripts import RAY_CLUSTER, arguments_script, defaults
 from milpplan.problem import GroupedQueryAttention, MixtureOfExperts, ModelSpec, Plan, Problem
@@ -133,6 +139,7 @@ def _capability(
         batch_settings=MEGATRON.batch_settings,
         modes=megatron_modes,
         more_limits=megatron_limits,
+        own_modules=megatron_modules,
         complete=True,
     )
 

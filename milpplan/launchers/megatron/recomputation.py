@@ -90,7 +90,7 @@ def recompute_arguments(model: ModelSpec, job: Job, plan: Plan) -> dict[str, Val
     stages = plan.virtual_stages
     full = [stage.recompute.full for stage in stages]
     sizes = [stage.num_layers for stage in stages]
-    if sum(stage.recompute.selective for stage in stages):
+    if plan.selects:
         return _selective(model, job, plan)
     number = max(full)
     if number == 0:
@@ -179,13 +179,13 @@ def read_counts(given: Arguments, layers: tuple[int, ...], *, has_modules: bool)
 def read_modules(given: Arguments, model: ModelSpec, job: Job) -> str:
     """Read the modules of selective recomputation; empty if the model has none of them.
 
-    Modules that no layer has change nothing. Those that an export of unnamed modules writes are the default.
+    Modules that no layer has change nothing. The attention scores alone, without a flash kernel, are the default.
 
     Raises:
         InvalidInputError: a module is not priced, or is inside another.
     """
     modules = set(given.texts("--recompute-modules")) or {"core_attn"}
-    if modules == set(selective_modules(model, job)):
+    if modules == {"core_attn"} and job.attention_kernel == "unfused":
         return NO_MODULES
     strange = modules - set(RECOMPUTE_MODULES)
     inside = modules & HELD_BY_MOE if "moe" in modules else set()

@@ -28,7 +28,7 @@ from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers.capabilities import TRANSFORMER_ENGINE, Capability, Limit, Mode, RowRule, shared_indexers
 from milpplan.launchers.megatron.flags import COMMIT, MUON, MUON_SHARDS_ONCE, Arguments
 from milpplan.launchers.megatron.recomputation import selective_modules
-from milpplan.problem import NO_MODULES, MixtureOfExperts, Problem
+from milpplan.problem import NO_MODULES, MixtureOfExperts, Problem, module_set
 from milpplan.problem.reading import shown
 
 MAX_CHARACTERS = 100_000
@@ -517,6 +517,14 @@ def megatron_modes(problem: Problem) -> tuple[Mode, ...]:
     return ("none", "selective", "full") if unnamed or named else ("none", "full")
 
 
+def megatron_modules(problem: Problem) -> str:
+    """Name the modules that an export of selective recomputation writes; ``NO_MODULES`` where these are all that a
+    plan counts, or where they have no price of their own."""
+    modules = selective_modules(problem.model, problem.job)
+    named = module_set(modules) if modules and problem.job.attention_kernel == "flash" else NO_MODULES
+    return named if problem.prices_modules(named) else NO_MODULES
+
+
 def megatron_limits(problem: Problem) -> dict[str, Limit]:
     """Return the limits that depend on the problem.
 
@@ -581,5 +589,6 @@ MEGATRON = Capability(
     batch_settings={"micro-batch": "micro_batch_size", "seq-len": "seq_length"},
     modes=megatron_modes,
     more_limits=megatron_limits,
+    own_modules=megatron_modules,
     complete=True,
 )

@@ -27,7 +27,13 @@ from milpplan.launchers.expressible import check_replicas
 from milpplan.launchers.megatron.flags import Arguments, Values, megatron_flags, pattern_flags
 from milpplan.launchers.megatron.launcher import Megatron, imported_from
 from milpplan.launchers.megatron.plan_arguments import check_problem as check_megatron
-from milpplan.launchers.megatron.rules import MEGATRON, MEGATRON_LIMITS, megatron_limits, megatron_modes
+from milpplan.launchers.megatron.rules import (
+    MEGATRON,
+    MEGATRON_LIMITS,
+    megatron_limits,
+    megatron_modes,
+    megatron_modules,
+)
 from milpplan.launchers.records import Section
 from milpplan.launchers.scripts import arguments_script, defaults
 from milpplan.launchers.settings import Settings, admitted, check_words, wrong_value
@@ -436,6 +442,7 @@ BRIDGE = Capability(
     recompute_counts="block",
     modes=megatron_modes,
     more_limits=megatron_limits,
+    own_modules=megatron_modules,
     complete=True,
 )
 

@@ -159,7 +159,7 @@ def plan_lines(problem: Problem, plan: Plan, report: StepReport) -> Iterator[Blo
         typed.append(f"rank_order={layout.rank_order}")
     yield Fact("plan", f"{' '.join(typed)} ({counted(layout.num_gpus, 'GPU')})")
     yield Fact("in words", printable(f"{'; '.join(_words(problem, plan))}."))
-    further = "; ".join(execution_words(layout))
+    further = "; ".join(execution_words(plan))
     if further:
         yield Fact("execution", further)
     nodes = nodes_text(problem, plan, report)

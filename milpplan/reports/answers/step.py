@@ -76,7 +76,7 @@ def would_be_headline(problem: Problem, plan: Plan, report: StepReport) -> Parag
 
 def plan_blocks(problem: Problem, plan: Plan, report: StepReport) -> Iterator[Block]:
     """Show the layout, the stages, and where the time and the memory go."""
-    yield from _layout_lines(plan.layout)
+    yield from _layout_lines(plan)
     nodes = nodes_text(problem, plan, report)
     if nodes:
         yield Fact("nodes", printable(nodes))
@@ -116,7 +116,8 @@ def _verdict(report: StepReport) -> str:
     return f"{report.memory_verdict}, {margin} left"
 
 
-def _layout_lines(layout: Layout) -> Iterator[Block]:
+def _layout_lines(plan: Plan) -> Iterator[Block]:
+    layout = plan.layout
     degrees = " ".join(f"{name}={getattr(layout, name)}" for name in ("tp", "cp", "pp", "dp", "vpp"))
     if layout.ep > 1 or layout.etp > 1:
         degrees += f" ep={layout.ep} etp={layout.etp}"
@@ -136,13 +137,14 @@ def _layout_lines(layout: Layout) -> Iterator[Block]:
     }
     chosen = ", ".join(f"{name}: {'yes' if on else 'no'}" for name, on in switches.items())
     yield Fact("sharding", f"ZeRO {layout.zero_stage}{hybrid_text(layout)}; {chosen}")
-    further = list(execution_words(layout))
+    further = list(execution_words(plan))
     if further:
         yield Fact("execution", "; ".join(further))
 
 
-def execution_words(layout: Layout) -> Iterator[str]:
-    """Name the switches of a layout that are off by default and on here."""
+def execution_words(plan: Plan) -> Iterator[str]:
+    """Name the switches of a plan that are off by default and on here."""
+    layout = plan.layout
     if layout.tp_overlap != "none":
         yield f"tensor-parallel overlap: {layout.tp_overlap}"
     if layout.pp_scatter_gather:
@@ -151,7 +153,7 @@ def execution_words(layout: Layout) -> Iterator[str]:
         yield "inputs stay gathered"
     if layout.recompute_vision:
         yield "the vision encoder recomputes its layers"
-    if layout.recompute_modules != NO_MODULES:
+    if layout.recompute_modules != NO_MODULES and plan.selects:
         yield f"selective recomputation replays {layout.recompute_modules.replace('+', ', ')}"
     if layout.ulysses > 1:
         yield f"heads exchanged by all-to-alls: ulysses={layout.ulysses}"

@@ -312,7 +312,8 @@ def difference_text(plan: Plan, base: Plan) -> str:
     parts = []
     for name in DEGREES:
         own, other = getattr(plan.layout, name), getattr(base.layout, name)
-        if own != other:
+        counts = name != "recompute_modules" or plan.selects or base.selects
+        if own != other and counts:
             parts.append(f"{name.replace('_', ' ')} {_value(own)} instead of {_value(other)}")
     return "; ".join(parts) or "the same layout, other stages or recomputation"
 
