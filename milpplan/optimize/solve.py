@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, Final
 
@@ -282,8 +283,7 @@ def solve_from(
                 _tell_incumbent(problem, context, _generated(starts, options), started)
         space = layout_space(problem, options.forbid, stop=context.out_of_time)
         search = Search(problem, space, context, started, tuple(starts))
-        search.bound()
-        decide_layouts(search)
+        bound_and_decide(search)
         if chooses:
             chosen = simplest(search, options.gap, untested_terms(problem))
     except KeyboardInterrupt:
@@ -531,7 +531,26 @@ def decide_layouts(search: Search) -> None:
         # The modules of the second phase take half of all import time.
         from milpplan.optimize.search.branch_phase import BranchPhase
 
-        BranchPhase.of(search).run()
+        with closing(BranchPhase.of(search)) as phase:
+            phase.run()
+    search.note(force=True)
+
+
+def bound_and_decide(search: Search) -> None:
+    """Bound all layouts and decide those that their bounds leave open.
+
+    In large spaces, layouts that are below all that is yet to be bounded are relaxed on the way: otherwise they
+    alone would hold the bound down until all others are bounded.
+    """
+    if search.problem.space.kind == "uniform" or search.explored.closed.are_few:
+        search.bound()
+        decide_layouts(search)
+        return
+    from milpplan.optimize.search.branch_phase import BranchPhase
+
+    with closing(BranchPhase.of(search)) as phase:
+        search.bound(phase.relax)
+        phase.run()
     search.note(force=True)
 
 

@@ -14,8 +14,9 @@ from milpplan.optimize.bounds import SAFETY, uniform_compute_bounds, uniform_pla
 from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
 from milpplan.optimize.layout import LayoutSolver
 from milpplan.optimize.milp.backends import backend
-from milpplan.optimize.search import closed_layouts
+from milpplan.optimize.search import best_first, closed_layouts
 from milpplan.optimize.search.best_first import Search
+from milpplan.optimize.search.branch_phase import BranchPhase
 from milpplan.optimize.search.closed_layouts import (
     FATES,
     BlockClasses,
@@ -25,7 +26,7 @@ from milpplan.optimize.search.closed_layouts import (
     fitting_blocks,
     kernel_space,
 )
-from milpplan.optimize.solve import decide_layouts
+from milpplan.optimize.solve import bound_and_decide, decide_layouts
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.layout_space import LayoutSpace
 from milpplan.problem import RANK_ORDERS, SCHEDULES, Job, Problem, Space
@@ -371,3 +372,38 @@ def test_bounds_of_placed_blocks_count_slice_by_slice(monkeypatch: pytest.Monkey
     _, at_once = placed.bounds_ns(problem, np.arange(len(placed.first)))
     expected = np.where(closed.placed[blocks], np.maximum(kernels[blocks], at_once), kernels[blocks])
     assert np.array_equal(closed.state.block_values[blocks], expected)
+
+
+def test_layouts_are_relaxed_before_all_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In large spaces: the optimum is the same, no layout is relaxed twice, and the bound never falls."""
+    monkeypatch.setattr(best_first, "FIRST_UNIFORM_CHUNK", 2)
+    monkeypatch.setattr(best_first, "CHUNK", 3)
+    early, bounds = 0, [0.0]
+    relax = BranchPhase.relax
+
+    def counted(phase: BranchPhase, below: float) -> None:
+        nonlocal early
+        before = set(phase.relaxed)
+        relax(phase, below)
+        early += len(phase.relaxed - before)
+        bounds.append(min(phase.search.global_bound(), phase.search.best_value))
+
+    monkeypatch.setattr(BranchPhase, "relax", counted)
+    for seed in range(14):
+        problem = with_space(random_problem(seed), kind="free")
+        known = solve(problem, gap=1e-4, simplest=False).report
+        budget = Budget(groups_at_once=2, blocks_at_once=3)
+        context = SolveContext(SolveOptions(gap=1e-4), backend("auto"), [], None, budget=budget)
+        search = Search(problem, layout_space(problem), context, 0.0)
+        bounds[:] = [0.0]
+        bound_and_decide(search)
+        assert bounds == sorted(bounds)
+        if known is None:
+            assert search.best is None
+        elif search.prune_record().count("open"):
+            # Blocks with more groups than are made at once stay whole.
+            assert min(search.global_bound(), search.best_value) <= known.step_time_ns
+        else:
+            assert search.best is not None
+            assert search.best[0] == known.step_time_ns
+    assert early > 0

@@ -204,8 +204,8 @@ KEPT_PLANS = 16
 FIRST_CHUNK, FIRST_UNIFORM_CHUNK, CHUNK = 8_192, 2_048, 65_536
 """Number of layouts bounded together: small until there is an incumbent, and smaller in the uniform space, where
 bounds are close to the plans' step times."""
-CHUNK_GROWTH = 8
-"""Factor by which the number of layouts bounded together grows."""
+CHUNK_GROWTH, SMALL_GROWTH = 8, 2
+"""Factor by which the number of layouts bounded together grows; smaller where layouts are relaxed on the way."""
 PROMISING = 5000
 """Number of layouts of the free space whose uniform plans are bounded in search of a first incumbent."""
 FIRST_PLANS = 12
@@ -357,12 +357,15 @@ class Search:
                 fits.any(axis=1), self.explored.uniform_ns[rows].min(axis=1), np.inf
             )
 
-    def bound(self) -> None:
+    def bound(self, relax: Callable[[float], None] | None = None) -> None:
         """Evaluate the start plans and bound all layouts in closed form.
 
         First all layouts get a bound from compute alone. Then memory and sharding count, in the order of these
         bounds, and uniform plans are simulated on the way as incumbents. The loop ends when the compute time of
         every layout left is above the incumbent.
+
+        ``relax``: called with a value on the way, to raise bounds of layouts below it; no layout that is yet to be
+        bounded has a smaller bound.
         """
         self._warm_start()
         closed = self.explored.closed
@@ -373,14 +376,19 @@ class Search:
         if self.best is not None:
             self.note(force=True)
         uniform = self.problem.space.kind == "uniform"
-        size = FIRST_UNIFORM_CHUNK if uniform else FIRST_CHUNK
+        # Where layouts are relaxed on the way, small steps keep to the order of the bounds.
+        small, growth = uniform or relax is not None, CHUNK_GROWTH if relax is None else SMALL_GROWTH
+        size = FIRST_UNIFORM_CHUNK if small else FIRST_CHUNK
         while not self.is_over():
             rows = self._next(size)
             if not len(rows):
                 break
             self._bound(np.sort(rows))
             self._drop_bounded()
-            size = min(CHUNK, CHUNK_GROWTH * size)
+            if relax is not None:
+                left = self.open_rows[~self.explored.detailed[self.open_rows]]
+                relax(float(self.explored.values(left).min(initial=closed.bound)))
+            size = min(CHUNK, growth * size)
             if uniform:
                 rows = self.open_rows[~self.explored.detailed[self.open_rows]]
                 any_open = (self.explored.values(rows) < self.threshold()).any()

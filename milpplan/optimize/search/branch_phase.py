@@ -45,6 +45,7 @@ from milpplan.optimize.search.layout_tasks import (
 )
 from milpplan.parallel import WorkerProcess, can_start, usable_cpus
 from milpplan.problem import Layout, Problem
+from milpplan.simulation import IntArray
 
 Entry = tuple[float, int, int]
 """(lower bound of the objective, position in the queue, row); a bound of -infinity puts the layout first."""
@@ -414,7 +415,9 @@ class BranchPhase:
 
     search: Search
     solver: LayoutSolver
-    part_bounds: PartBounds = field(default_factory=dict)
+    ahead: AheadDecider
+    relaxed: set[int] = field(default_factory=set)
+    """Layouts whose compact relaxations are solved."""
 
     @staticmethod
     def of(search: Search) -> BranchPhase:
@@ -430,7 +433,12 @@ class BranchPhase:
             tolerance=context.tolerance,
             known_paths=context.known_paths,
         )
-        return BranchPhase(search, solver)
+        num_others = num_workers(solver.options) - 1 if can_start() and not search.first_only else 0
+        return BranchPhase(search, solver, AheadDecider(search.problem, solver, {}, num_others))
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self.ahead.close()
 
     def run(self) -> None:
         """Look for a first plan if ``first_only`` is set, else decide all layouts.
@@ -440,37 +448,53 @@ class BranchPhase:
         Layouts with free interleaved splits are branched a few nodes at a time, always the layout with the
         smallest bound.
         """
-        search, solver = self.search, self.solver
+        search = self.search
         any_chunks = search.problem.interleaved_layers == "any"
         self._queue()
-        branched = (search.explored.space.vpp_of(search.queue) > 1) & any_chunks
-        queue = search.queue[~branched]
+        queue = self._unbranched(search.queue)
         if search.first_only:
             # In turn with the layouts in the order of their memory.
             roomiest = queue[np.argsort(search.explored.memory[queue], kind="stable")]
             both = np.stack([queue, roomiest], axis=1).ravel()
             queue = both[np.sort(np.unique(both, return_index=True)[1])]
-        rows = queue.tolist()
-        num_others = num_workers(solver.options) - 1 if can_start() and not search.first_only else 0
-        ahead = AheadDecider(search.problem, solver, self.part_bounds, num_others)
-        with closing(ahead):
-            for position, row in enumerate(rows, 1):
-                if search.is_over() or (search.first_only and solver.counters.work_s > FIRST_PLAN_WORK_S):
-                    break
-                if self._value(row) < search.threshold():
-                    question = *self._task_and_cutoff(row), 0
-                    result = ahead.decided(*question, partial(self._following, rows, position))
-                    if result is None:
-                        result = decide_layout(search.problem, solver, self.part_bounds, *question)
-                    self._take(result)
-                    search.note()
-            if search.first_only:
-                return
-            if not any_chunks:
-                self._decide(self._filled_queue(ahead).run())
-                return
+        self._relax(queue.tolist())
+        if search.first_only:
+            return
+        if not any_chunks:
+            self._decide(self._filled_queue(self.ahead).run())
+            return
+        self.close()
         # Worker processes only where branching takes long enough.
         self._decide(LayoutWorkers(self._filled_queue(None), lambda: search.best_value).run())
+
+    def relax(self, below: float) -> None:
+        """Solve the compact relaxations of open layouts with detailed bounds below a value, while ``Search.bound``
+        runs."""
+        self._queue()
+        queue = self._unbranched(self.search.queue)
+        chosen = (self.search.explored.values(queue) < below) & self.search.explored.detailed[queue]
+        self._relax(queue[chosen].tolist())
+
+    def _unbranched(self, rows: IntArray) -> IntArray:
+        """Return the layouts without free interleaved splits."""
+        branched = self.search.explored.space.vpp_of(rows) > 1
+        return rows[~branched] if self.search.problem.interleaved_layers == "any" else rows
+
+    def _relax(self, rows: list[int]) -> None:
+        """Solve the compact relaxations of some layouts, each once, in their order."""
+        search, solver = self.search, self.solver
+        rows = [row for row in rows if row not in self.relaxed]
+        for position, row in enumerate(rows, 1):
+            if search.is_over() or (search.first_only and solver.counters.work_s > FIRST_PLAN_WORK_S):
+                break
+            if self._value(row) < search.threshold():
+                question = *self._task_and_cutoff(row), 0
+                result = self.ahead.decided(*question, partial(self._following, rows, position))
+                if result is None:
+                    result = decide_layout(search.problem, solver, self.ahead.part_bounds, *question)
+                self._take(result)
+                search.note()
+            self.relaxed.add(row)
 
     def _following(self, rows: Sequence[int], position: int) -> Iterator[tuple[LayoutTask, int]]:
         """Yield the layouts from a position on that may improve the incumbent, with their cutoffs."""
@@ -483,7 +507,7 @@ class BranchPhase:
         search = self.search
         self._queue()
         best, keep = search.best_value, search.keep_below
-        queue = LayoutQueue(search.problem, self.solver, self._task, self.part_bounds, ahead, best, keep)
+        queue = LayoutQueue(search.problem, self.solver, self._task, self.ahead.part_bounds, ahead, best, keep)
         incumbent_row = search.explored.space.find(search.best[1].layout) if search.best else None
         values = [-np.inf if row == incumbent_row else self._value(row) for row in search.queue.tolist()]
         queue.add(zip(values, range(len(values)), search.queue.tolist(), strict=True))

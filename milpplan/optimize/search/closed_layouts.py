@@ -52,6 +52,8 @@ from milpplan.simulation.states import STATE_OFFLOADS
 
 CLASSES_AT_ONCE = 1_024
 """Number of classes of blocks whose layers are timed together (``PlacedClasses``)."""
+EARLY_SHARE = 256
+"""Fraction of the groups that may be made at once for which blocks with larger bounds wait."""
 BLOCK_KEYS = (
     *("tp", "cp", "ep", "etp", "pp", "dp", "micro_batch_size", "global_batch_size", "replica_micro_batches"),
 )
@@ -455,7 +457,7 @@ class ClosedLayouts:
             new = np.flatnonzero((values < below) & ~self.placed)
             least = float(values[new].min(initial=below))
             ready = int(self.num_groups[values < least].sum())
-            if not len(new) or ready >= self.budget.groups_at_once or stop():
+            if not len(new) or ready >= self.budget.groups_at_once // EARLY_SHARE or stop():
                 return least
             if self.placing is None or not len(classes := self.placing.next(below)):
                 new = np.flatnonzero((values < threshold) & ~self.placed)
