@@ -143,7 +143,7 @@ def offload(
     written = host_transfer_s(hardware, optimizer)
     written[:-2] += 0.0 if problem.inference else weights_s
     return Offload(
-        beside(_whole_ns(transfers), work), beside(_whole_ns(written), update), weights, optimizer, activations
+        beside(whole_ns(transfers), work), beside(whole_ns(written), update), weights, optimizer, activations
     )
 
 
@@ -181,7 +181,7 @@ def offloaded(problem: Problem, columns: LayoutColumns, costs: LayoutCosts) -> L
     )
 
 
-def _whole_ns(seconds: FloatArray) -> IntArray:
+def whole_ns(seconds: FloatArray) -> IntArray:
     """Round seconds to whole nanoseconds."""
     return np.rint(seconds * NS_PER_S).astype(np.int64)
 

@@ -33,8 +33,8 @@ from milpplan.simulation.layers import (
 from milpplan.simulation.layers.kernels import Mask
 from milpplan.simulation.layers.recurrence import scan_s
 from milpplan.simulation.layout_columns import FloatArray, IntArray, LayoutColumns
+from milpplan.simulation.layout_costs import whole_ns
 from milpplan.simulation.network import transfer_s
-from milpplan.units import NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,3 @@ def packed_times_of(
     ends = [end(problem, columns).seconds for end in (embedding_endpoint, head_endpoint)]
     by_phase = [whole_ns(seconds)[EXPOSED].sum(axis=0) for seconds in ends]
     return PackedTimes(whole_ns(np.stack(layers)), np.stack(by_phase), whole_ns(transfer_s(problem, columns)))
-
-
-def whole_ns(seconds: FloatArray) -> IntArray:
-    """Round seconds to whole nanoseconds as ``layout_costs`` does."""
-    return np.rint(seconds * NS_PER_S).astype(np.int64)

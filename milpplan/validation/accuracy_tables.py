@@ -22,6 +22,7 @@ from rich.text import Text
 from milpplan.units import gib_text, percent_text, printable, seconds_text, signed_percent_text
 from milpplan.validation.comparison import Comparison, Unstated, Validation
 from milpplan.validation.ranking import Sweep
+from milpplan.validation.runs.records import Run
 from milpplan.validation.summary import Errors, Family, Fit, GroupedErrors, Source, Summary
 from milpplan.version import __version__
 
@@ -494,16 +495,16 @@ def _plain(errors: Errors | GroupedErrors | None) -> dict[str, Any] | None:
     return None if errors is None else asdict(errors)
 
 
+def _named(run: Run) -> dict[str, Any]:
+    names = {"id": run.id, "group": run.group, "sweep_id": run.sweep_id, "grade": run.grade}
+    return {**names, "flags": list(run.flags), "model": run.model.name}
+
+
 def _compared(comparison: Comparison) -> dict[str, Any]:
     run, report, memory = comparison.run, comparison.report, comparison.memory
     layout = comparison.statement.plan.layout
     return {
-        "id": run.id,
-        "group": run.group,
-        "sweep_id": run.sweep_id,
-        "grade": run.grade,
-        "flags": list(run.flags),
-        "model": run.model.name,
+        **_named(run),
         "hardware": comparison.statement.problem.hardware.name,
         "layout": layout.model_dump(mode="json"),
         "scored": comparison.scored,
@@ -545,12 +546,7 @@ def _compared(comparison: Comparison) -> dict[str, Any]:
 def _unstated(unstated: Unstated) -> dict[str, Any]:
     run = unstated.run
     return {
-        "id": run.id,
-        "group": run.group,
-        "sweep_id": run.sweep_id,
-        "grade": run.grade,
-        "flags": list(run.flags),
-        "model": run.model.name,
+        **_named(run),
         "scored": False,
         "measured": {"status": run.measured.status, "step_time_s": run.measured.step_time_s},
         "predicted": None,

@@ -29,13 +29,7 @@ from milpplan.launchers.accelerate.launch_files import (
 from milpplan.launchers.accelerate.trainers import DEEPSPEED_FILE, deepspeed_file, filled_in
 from milpplan.launchers.capabilities import Capability
 from milpplan.launchers.deepspeed.launcher import imported_settings
-from milpplan.launchers.expressible import (
-    ConfigLauncher,
-    layout_refusals,
-    refuse,
-    whole_nodes,
-    word,
-)
+from milpplan.launchers.expressible import ConfigLauncher, layout_refusals, refuse, whole_nodes, word
 from milpplan.launchers.records import ADAPTERS, AT_MOST, DEFERRED, adapters_of, described, problem_of
 from milpplan.launchers.settings import Settings, admitted, check_priced, is_in, wrong_value
 from milpplan.problem import Lora, ModelSpec, Plan, Problem
@@ -434,13 +428,7 @@ def trainer_launcher(
         files: writes the files of a launch, for milpplan's version.
         remarks: of the program, besides those of all.
     """
-    return ConfigLauncher(
-        capability,
-        _settings,
-        partial(_notes, remarks),
-        files,
-        imported,
-    )
+    return ConfigLauncher(capability, _settings, partial(_notes, remarks), files, imported)
 
 
 LAUNCHER = trainer_launcher(ACCELERATE, written)

@@ -575,11 +575,5 @@ def _notes(problem: Problem, plan: Plan, version: str) -> list[str]:
     return notes
 
 
-LAUNCHER = ConfigLauncher(
-    AUTOMODEL,
-    settings_of,
-    _notes,
-    _files,
-    imported,
-)
+LAUNCHER = ConfigLauncher(AUTOMODEL, settings_of, _notes, _files, imported)
 """Launcher NeMo AutoModel: recipes in YAML."""

@@ -38,11 +38,7 @@ from milpplan.launchers.capabilities import (
     RowRule,
     config_capability,
 )
-from milpplan.launchers.expressible import (
-    ConfigLauncher,
-    layout_differences,
-    model_differences,
-)
+from milpplan.launchers.expressible import ConfigLauncher, layout_differences, model_differences
 from milpplan.launchers.records import (
     ConfigLaunch,
     Imported,
@@ -653,12 +649,6 @@ def _config(launch: ConfigLaunch, version: str) -> str:
 
 
 LAUNCHER = ConfigLauncher(
-    DEEPSPEED,
-    settings_of,
-    _notes,
-    _files,
-    imported,
-    losses=_losses,
-    differences=_differences,
+    DEEPSPEED, settings_of, _notes, _files, imported, losses=_losses, differences=_differences
 )
 """Launcher DeepSpeed, export and import: its JSON configuration and a training program that reads it."""

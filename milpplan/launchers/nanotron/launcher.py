@@ -520,11 +520,7 @@ TRAINING: dict[str, dict[str, Any]] = {
 def _files(launch: ConfigLaunch, version: str) -> dict[str, str]:
     """Write the launch as files by name: first the configuration, then scripts that start it. ``version`` is
     milpplan's."""
-    before = (
-        "# Where nanotron is, and this file.",
-        *defaults(NANOTRON_DIR="."),
-        HERE,
-    )
+    before = ("# Where nanotron is, and this file.", *defaults(NANOTRON_DIR="."), HERE)
     program = ('"$NANOTRON_DIR/run_train.py"', f'--config-file "$HERE/{CONFIG}"')
     return {
         CONFIG: _config(launch, version),
