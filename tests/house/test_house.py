@@ -21,7 +21,7 @@ LIMITS = {
 
 TRACED = {
     "files of a default solve": 70,
-    "functions of a default solve": 1_217,
+    "functions of a default solve": 1_222,
     "depth of a default solve": 20,
     "modules loaded by it": 135,
 }
