@@ -321,7 +321,9 @@ def uniform_plans(
     """
     plain = with_plain_switches(problem) or problem
     uniform = plain.model_copy(update={"space": plain.space.model_copy(update={"kind": "uniform"})})
-    search = _searched(uniform, context, starts, scenarios)
+    search = _quiet_search(uniform, context, starts, scenarios)
+    search.bound()
+    decide_layouts(search)
     if search.best is None:
         return []
     plan = search.best[1]
@@ -357,7 +359,10 @@ def plain_plans(problem: Problem, context: SolveContext, starts: Sequence[Plan])
     while plain is not None and not Deadline(until).passed:
         space = plain.space.model_copy(update={"interleaved_layers": "even"})
         even = plain.model_copy(update={"space": space})
-        best, plain = _searched(even, coarse, [*starts, *plans], until=until).best, None
+        search = _quiet_search(even, coarse, [*starts, *plans], until=until)
+        search.bound()
+        decide_layouts(search)
+        best, plain = search.best, None
         if best is not None:
             plain = None if plans else _at_degrees(problem, best[1].layout)
             plans.append(best[1])
@@ -372,23 +377,20 @@ def _at_degrees(problem: Problem, layout: Layout) -> Problem:
     return problem.model_copy(update={"space": space, "job": problem.job.model_copy(update=sizes)})
 
 
-def _searched(
+def _quiet_search(
     problem: Problem,
     context: SolveContext,
     starts: Sequence[Plan],
     scenarios: Scenarios | None = None,
     until: float | None = None,
 ) -> Search:
-    """Return the search of a part of a problem's space, which tells nobody of its progress, after a moment of
-    ``time.monotonic`` without proof."""
+    """Return a search of a part of a problem's space, which tells nobody of its progress and ends at ``until``, a
+    moment of ``time.monotonic``."""
     options = replace(context.options, callback=None, on_program=None)
     deadline = context.deadline if until is None else until
     space = layout_space(problem, context.options.forbid, stop=context.out_of_time)
     quiet = replace(context, options=options, deadline=deadline, known_paths={})
-    search = Search(problem, space, quiet, time.monotonic(), tuple(starts), scenarios=scenarios)
-    search.bound()
-    decide_layouts(search)
-    return search
+    return Search(problem, space, quiet, time.monotonic(), tuple(starts), scenarios=scenarios)
 
 
 def _with_any_chunks(result: PlanResult, options: SolveOptions) -> PlanResult:
