@@ -283,7 +283,11 @@ def solve_from(
                 _tell_incumbent(problem, context, _generated(starts, options), started)
         space = layout_space(problem, options.forbid, stop=context.out_of_time)
         search = Search(problem, space, context, started, tuple(starts))
-        bound_and_decide(search)
+        if problem.space.kind == "uniform" or search.explored.closed.are_few:
+            search.bound()
+            decide_layouts(search)
+        else:
+            bound_and_decide(search)
         if chooses:
             chosen = simplest(search, options.gap, untested_terms(problem))
     except KeyboardInterrupt:
@@ -534,24 +538,23 @@ def decide_layouts(search: Search) -> None:
         from milpplan.optimize.search.branch_phase import BranchPhase
 
         with closing(BranchPhase.of(search)) as phase:
-            phase.run()
+            phase.relax()
+            if not search.first_only:
+                phase.run()
     search.note(force=True)
 
 
 def bound_and_decide(search: Search) -> None:
-    """Bound all layouts and decide those that their bounds leave open.
+    """Bound all layouts of a large space and decide those that their bounds leave open.
 
-    In large spaces, layouts that are below all that is yet to be bounded are relaxed on the way: otherwise they
-    alone would hold the bound down until all others are bounded.
+    Layouts that are below all that is yet to be bounded are relaxed on the way: otherwise they alone would hold
+    the bound down until all others are bounded.
     """
-    if search.problem.space.kind == "uniform" or search.explored.closed.are_few:
-        search.bound()
-        decide_layouts(search)
-        return
     from milpplan.optimize.search.branch_phase import BranchPhase
 
     with closing(BranchPhase.of(search)) as phase:
         search.bound(phase.relax)
+        phase.relax()
         phase.run()
     search.note(force=True)
 

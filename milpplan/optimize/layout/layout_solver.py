@@ -426,9 +426,9 @@ def simulated_splits(
     bounds = bounds.with_paths(tuple(state.pool))
     splits = bounded_splits(state, splits, bounds)
     if not state.closed:
-        values = [mixture_bound(state, bounds, split) for split in splits]
-        state.bound_ns = max(state.bound_ns, min(values))
-        splits = tuple(split for split, value in zip(splits, values, strict=True) if value <= state.cutoff_ns)
+        values = dict(zip(splits, map(partial(mixture_bound, state, bounds), splits), strict=True))
+        state.bound_ns = max(state.bound_ns, min(values.values()))
+        splits = tuple(split for split, value in values.items() if value <= state.cutoff_ns)
     trim_pool(state)
     return splits, bounds
 

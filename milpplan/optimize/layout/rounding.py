@@ -249,7 +249,7 @@ class _Rank:
 
     def worst(self) -> tuple[int, tuple[int, ...]]:
         """Return (bytes above the capacity, live vector) of the fullest moment, on the device or on the host."""
-        options = [self.options(chunk) for chunk in range(len(self.kinds))]
+        options = list(map(self.options, range(len(self.kinds))))
         state_bytes = sum(int(option.state_bytes.sum()) for option in options)
         state_bytes += int(self.context.costs.of_rank(self.rank).buffer_bytes)
         kept = np.array([int(option.kept_bytes[0]) for option in options])

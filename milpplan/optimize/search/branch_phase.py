@@ -45,7 +45,6 @@ from milpplan.optimize.search.layout_tasks import (
 )
 from milpplan.parallel import WorkerProcess, can_start, usable_cpus
 from milpplan.problem import Layout, Problem
-from milpplan.simulation import IntArray
 
 Entry = tuple[float, int, int]
 """(lower bound of the objective, position in the queue, row); a bound of -infinity puts the layout first."""
@@ -440,50 +439,27 @@ class BranchPhase:
         """End the worker processes."""
         self.ahead.close()
 
-    def run(self) -> None:
-        """Look for a first plan if ``first_only`` is set, else decide all layouts.
+    def relax(self, below: float = np.inf) -> None:
+        """Solve the compact relaxations of open layouts, each once; for ``first_only``, until one has a plan.
 
-        Compact relaxations of all layouts come first, because they are cheap and improve the incumbent. The rest
-        is decided in full, the incumbent's layout first, because a better incumbent makes the others cheaper.
-        Layouts with free interleaved splits are branched a few nodes at a time, always the layout with the
-        smallest bound.
+        They come first, because they are cheap and improve the incumbent.
+
+        Args:
+            below: while ``Search.bound`` runs, the value below which the layouts with detailed bounds are chosen.
         """
-        search = self.search
-        any_chunks = search.problem.interleaved_layers == "any"
+        search, solver = self.search, self.solver
         self._queue()
-        queue = self._unbranched(search.queue)
+        queue = search.queue
+        if search.problem.interleaved_layers == "any":
+            queue = queue[search.explored.space.vpp_of(queue) == 1]
+        if below < np.inf:
+            queue = queue[(search.explored.values(queue) < below) & search.explored.detailed[queue]]
         if search.first_only:
             # In turn with the layouts in the order of their memory.
             roomiest = queue[np.argsort(search.explored.memory[queue], kind="stable")]
             both = np.stack([queue, roomiest], axis=1).ravel()
             queue = both[np.sort(np.unique(both, return_index=True)[1])]
-        self._relax(queue.tolist())
-        if search.first_only:
-            return
-        if not any_chunks:
-            self._decide(self._filled_queue(self.ahead).run())
-            return
-        self.close()
-        # Worker processes only where branching takes long enough.
-        self._decide(LayoutWorkers(self._filled_queue(None), lambda: search.best_value).run())
-
-    def relax(self, below: float) -> None:
-        """Solve the compact relaxations of open layouts with detailed bounds below a value, while ``Search.bound``
-        runs."""
-        self._queue()
-        queue = self._unbranched(self.search.queue)
-        chosen = (self.search.explored.values(queue) < below) & self.search.explored.detailed[queue]
-        self._relax(queue[chosen].tolist())
-
-    def _unbranched(self, rows: IntArray) -> IntArray:
-        """Return the layouts without free interleaved splits."""
-        branched = self.search.explored.space.vpp_of(rows) > 1
-        return rows[~branched] if self.search.problem.interleaved_layers == "any" else rows
-
-    def _relax(self, rows: list[int]) -> None:
-        """Solve the compact relaxations of some layouts, each once, in their order."""
-        search, solver = self.search, self.solver
-        rows = [row for row in rows if row not in self.relaxed]
+        rows = [row for row in queue.tolist() if row not in self.relaxed]
         for position, row in enumerate(rows, 1):
             if search.is_over() or (search.first_only and solver.counters.work_s > FIRST_PLAN_WORK_S):
                 break
@@ -495,6 +471,19 @@ class BranchPhase:
                 self._take(result)
                 search.note()
             self.relaxed.add(row)
+
+    def run(self) -> None:
+        """Decide in full what the relaxations leave open.
+
+        The incumbent's layout comes first, because a better incumbent makes the others cheaper. Layouts with free
+        interleaved splits are branched a few nodes at a time, always the layout with the smallest bound.
+        """
+        if self.search.problem.interleaved_layers != "any":
+            self._decide(self._filled_queue(self.ahead).run())
+            return
+        self.close()
+        # Worker processes only where branching takes long enough.
+        self._decide(LayoutWorkers(self._filled_queue(None), lambda: self.search.best_value).run())
 
     def _following(self, rows: Sequence[int], position: int) -> Iterator[tuple[LayoutTask, int]]:
         """Yield the layouts from a position on that may improve the incumbent, with their cutoffs."""
