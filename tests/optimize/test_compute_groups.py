@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -378,17 +379,24 @@ def test_layouts_are_relaxed_before_all_are_bounded(monkeypatch: pytest.MonkeyPa
     """In large spaces: the optimum is the same, no layout is relaxed twice, and the bound never falls."""
     monkeypatch.setattr(best_first, "FIRST_UNIFORM_CHUNK", 2)
     monkeypatch.setattr(best_first, "CHUNK", 3)
-    early, bounds = 0, [0.0]
-    relax = BranchPhase.relax
+    early, bounds, bounding = 0, [0.0], False
+    relax, bound = BranchPhase.relax, Search.bound
 
     def counted(phase: BranchPhase, below: float = np.inf) -> None:
         nonlocal early
         before = set(phase.relaxed)
         relax(phase, below)
-        early += len(phase.relaxed - before) if below < np.inf else 0
+        early += bounding * len(phase.relaxed - before)
         bounds.append(min(phase.search.global_bound(), phase.search.best_value))
 
+    def bounded(search: Search, relaxing: Callable[[float], None] | None = None) -> None:
+        nonlocal bounding
+        bounding = True
+        bound(search, relaxing)
+        bounding = False
+
     monkeypatch.setattr(BranchPhase, "relax", counted)
+    monkeypatch.setattr(Search, "bound", bounded)
     for seed in range(14):
         problem = with_space(random_problem(seed), kind="free")
         known = solve(problem, gap=1e-4, simplest=False).report
