@@ -76,6 +76,7 @@ def test_refusals(words: list[str], expected: str) -> None:
     assert expected in result.stderr.replace("\n", " ")
 
 
+@pytest.mark.long
 @settings(FUZZ, max_examples=40)
 @given(st.data())
 def test_broken_files_never_crash(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:

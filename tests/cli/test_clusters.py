@@ -106,6 +106,7 @@ REPLICAS = [
 ]
 
 
+@pytest.mark.long
 def test_replicas_of_different_make_are_solved_simulated_and_said(tmp_path: Path) -> None:
     """The report says how many replicas are on which nodes and what each does; the JSON has the stages of both,
     and simulates to the same time."""

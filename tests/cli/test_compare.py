@@ -22,6 +22,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     return best, narrow, large
 
 
+@pytest.mark.long
 def test_the_numbers_are_those_of_the_files(files: tuple[Path, Path, Path]) -> None:
     """Ratios of accelerator seconds a token, gaps to the bound that a file proves, and what differs."""
     best, narrow, _ = (json.loads(path.read_text()) for path in files)

@@ -42,6 +42,7 @@ def test_poor_gpus_train_with_their_host(tmp_path: Path) -> None:
         assert simulated[name] == found[name]
 
 
+@pytest.mark.long
 def test_report_says_what_is_on_the_host() -> None:
     """The first screen names the switches; --verbose shows host memory and exposed transfers as well."""
     offloads = "--fix", "offload_optimizer=true", "--fix", "offload_activations=on"

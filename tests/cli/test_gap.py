@@ -102,6 +102,7 @@ def test_a_plan_file_is_judged(slow: Path, tmp_path: Path) -> None:
     assert simulate(*read_plan(best)).step_time_s == whole.best_s
 
 
+@pytest.mark.long
 def test_a_launchers_script_is_judged_by_what_it_can_run(script: tuple[Path, list[str]], slow: Path) -> None:
     """Two gaps, to the launcher's best and to the whole; the step is that of the plan file it was made from."""
     code, out, err = run(*script[1], "--json")

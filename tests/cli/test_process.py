@@ -50,6 +50,7 @@ def test_a_reader_that_leaves_is_not_an_error() -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.long
 def test_output_survives_a_terminal_that_knows_only_ascii() -> None:
     """With an ASCII locale the tables are drawn in ASCII instead of failing."""
     ended = program(*SOLVE, env={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"})

@@ -94,6 +94,7 @@ def test_without_a_launcher_the_screen_says_how_to_get_a_plan_for_one() -> None:
     assert "milpplan export" not in done.stdout
 
 
+@pytest.mark.long
 def test_verbose_adds_and_changes_nothing() -> None:
     """The first screen, then stages, time, memory, evidence and the search; the document is the same."""
     short, long = (dense(*more).stdout for more in ((), ("--verbose",)))

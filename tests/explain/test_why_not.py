@@ -40,6 +40,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
 }
 
 
+@pytest.mark.long
 def test_every_price_holds_the_truth() -> None:
     """Of random wishes: the proved best and the price hold the truth, and impossible means that there is no
     plan."""

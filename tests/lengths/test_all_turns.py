@@ -69,6 +69,7 @@ def test_a_pipeline_in_turn_is_found_and_its_bound_holds(
     assert result.step_time_s * 1e9 <= best_ns * 1.01
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("memory_gib", "num_layers", "space", "lengths"),
     [

@@ -73,6 +73,7 @@ def test_changes_are_timed_as_if_made() -> None:
         assert replica.times_ordered(order[None])[0] == pytest.approx(Replica.of(timer, packed[order]).time_ns)
 
 
+@pytest.mark.long
 def test_improving_keeps_all_sequences_and_the_capacity() -> None:
     """Whatever the packing, replicas with nothing among them, its sequences are still there, every micro-batch
     fits, and it is no slower; one that is far from level becomes much shorter; the same packing gives the same

@@ -290,6 +290,7 @@ def test_parts_of_a_workload_are_bounded_by_what_sequences_are_worth() -> None:
     assert told > 0
 
 
+@pytest.mark.long
 def test_whole_sequences_raise_what_is_proved_of_pipelines() -> None:
     """Of one of them at least by a part in a thousand."""
     found, gained = pool(), 0.0

@@ -21,6 +21,7 @@ def _pool() -> StrategyTables:
     return pool_of(problem, workload(long=LONG, short=14, longest=12_288))
 
 
+@pytest.mark.long
 def test_no_packing_of_what_is_held_is_below_the_bounds() -> None:
     """Random parts of the workload with the longest sequences of it, in random micro-batches on random replicas,
     take no less than any of the bounds that know these; the best packing of the longest alone comes close, well

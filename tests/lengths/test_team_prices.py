@@ -160,6 +160,7 @@ def test_what_is_left_out_proves_less_and_nothing_wrong(monkeypatch: pytest.Monk
             assert priced(found, shared, math.inf, NEVER).bound_ns == shared.bound_ns
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [3, pytest.param(80, marks=pytest.mark.long)])
 def test_no_step_of_few_sequences_is_below_what_prices_prove(number: int) -> None:
     """Random sequences on four seats against all steps: whatever the limit, what is proved is at most the best of

@@ -302,6 +302,7 @@ def test_no_step_of_few_sequences_is_below_the_bound_or_what_is_found_by_much(nu
     assert same >= 0.5 * number, (same, number)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", long_but((1,), (1, 2)))
 def test_a_packing_that_is_improved_keeps_every_sequence(number: int) -> None:
     """Sequences may go from one strategy's replica to another's, but none is lost, and memory holds them."""

@@ -54,6 +54,7 @@ def test_honest_results_are_certified(backend: str, most: int) -> None:
     assert seen == {"optimal", "infeasible"}
 
 
+@pytest.mark.long
 def test_a_bound_above_a_plan_is_refuted(solved: tuple[Problem, PlanResult, ClaimedResult]) -> None:
     """A slower plan with a bound that only it keeps: the faster one is found."""
     problem, result, _ = solved

@@ -171,6 +171,7 @@ def test_small_jobs_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not told
 
 
+@pytest.mark.long
 def test_stopping_ends_the_others(branched: Problem, alone: PlanResult, soon: pytest.MonkeyPatch) -> None:
     """Cancelled by somebody, and interrupted by a callback, once a process works: the best plan so far with its
     bound, and no process left."""

@@ -84,6 +84,7 @@ def test_a_solver_that_comes_to_no_end_in_time_is_not_wrong(monkeypatch: pytest.
     assert "No answer to market_split within 0.2 s" in result.seen
 
 
+@pytest.mark.long
 def test_an_answer_that_the_exact_check_refutes_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """A solver whose values break a row has given a wrong answer."""
 

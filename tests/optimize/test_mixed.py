@@ -41,6 +41,7 @@ def test_optimum_is_that_of_brute_force(count: int, backend: str) -> None:
         check(mixed_problem(seed + 100 * (backend == "cpsat")), backend)
 
 
+@pytest.mark.long
 def test_margins_are_those_of_the_node_types() -> None:
     """Each type leaves its own share of its own memory; a share of the space is that of every type."""
     found = 0

@@ -278,6 +278,7 @@ def test_the_search_looks_at_so_many_layouts_and_no_more(monkeypatch: pytest.Mon
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend_name", long_but(("cbc",), ("auto", "cbc")))
 def test_a_full_temporary_folder_costs_no_plan(backend_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """CBC writes files there: others go on without it, as witness and as backend, and the cause is named."""
