@@ -116,9 +116,12 @@ def cell_of(whole: Problem, name: str, limit_s: float) -> Cell:
 
 
 def same_plan(found: Plan, plan: Plan) -> bool:
-    """Equal, but for orders of the ranks that place everything alike, of which a file can tell only one."""
-    order = {"rank_order": plan.layout.rank_order}
-    return found.layout.model_copy(update=order) == plan.layout and found.virtual_stages == plan.virtual_stages
+    """Equal, but for what changes nothing and no file tells: orders of the ranks that place everything alike, and
+    modules of selective recomputation where no layer has it."""
+    untold = {"rank_order": plan.layout.rank_order}
+    if not plan.selects:
+        untold["recompute_modules"] = plan.layout.recompute_modules
+    return found.layout.model_copy(update=untold) == plan.layout and found.virtual_stages == plan.virtual_stages
 
 
 def shown(cell: Cell, best: PlanResult) -> str:
