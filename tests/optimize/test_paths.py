@@ -20,6 +20,7 @@ from milpplan.optimize.layout import (
     max_stage_layers,
     stage_menu,
 )
+from milpplan.optimize.layout.layout_program import nearby_choice
 from milpplan.optimize.milp import Program, violations
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Job, Problem, Space
@@ -201,6 +202,21 @@ def with_split_of(context: LayoutContext, plan: Plan) -> LayoutContext:
     return context.with_split(split, bounds.min_backward_ns(split))
 
 
+def program_of(context: LayoutContext, cutoff: int) -> LayoutProgram:
+    """The program of a layout at a cutoff, with many paths."""
+    problem, layout, costs = context.problem, context.layout, context.costs
+    menus = [stage_menu(context, j, problem.model.num_layers) for j in range(context.num_stages)]
+    program = LayoutProgram(context, menus, cutoff)
+    for path in analytic_paths(layout):
+        program.add_path(path)
+    rng = random.Random(layout.num_gpus)
+    for _ in range(10):
+        any_plan = random_plan(rng, problem, layout)
+        program.add_path(path_of(layout, costs, matrix(problem, costs, any_plan)))
+    assert program.drop_hopeless_items(), "a plan at the cutoff exists, so no menu may run empty"
+    return program
+
+
 def assert_rows_hold(problem: Problem, layout: Layout, share: float, one_split: bool = False) -> int:
     """Every plan at or below a cutoff satisfies every row of a program with many paths; returns how many
     plans the menus contain. ``one_split``: of the plans with the layers of the best one."""
@@ -215,15 +231,7 @@ def assert_rows_hold(problem: Problem, layout: Layout, share: float, one_split: 
         plans = [entry for entry in plans if [stage.layers for stage in entry[1].virtual_stages] == ends]
     steps = sorted(step for step, _ in plans)
     cutoff = steps[int(share * (len(steps) - 1))]
-    menus = [stage_menu(context, j, problem.model.num_layers) for j in range(context.num_stages)]
-    program = LayoutProgram(context, menus, cutoff)
-    for path in analytic_paths(layout):
-        program.add_path(path)
-    rng = random.Random(layout.num_gpus)
-    for _ in range(10):
-        any_plan = random_plan(rng, problem, layout)
-        program.add_path(path_of(layout, costs, matrix(problem, costs, any_plan)))
-    assert program.drop_hopeless_items(), "a plan at the cutoff exists, so no menu may run empty"
+    program = program_of(context, cutoff)
     base, unit = program.scaling()
     built = program.program(base, unit)
     contained = 0
@@ -344,3 +352,35 @@ def assert_prices_hold(compact: CompactRelaxation, program: Program, values: Int
         bound, prices = compact.item_prices(program, duals)
         counts = values[: compact.num_counts].reshape(prices.shape)
         assert bound + float((prices * counts).sum()) <= values[compact.num_counts]
+
+
+def test_nearby_choices_obey_every_row() -> None:
+    """A choice that exchanges of items find satisfies the program with z at the cutoff, wherever they start; and
+    they find the best plan again where the items of two of its stages were changed."""
+    again = started = 0
+    for seed in range(12):
+        problem, rng = random_problem(seed), random.Random(seed)
+        layout = a_layout(problem, seed)
+        context = LayoutContext.of(problem, layout, constants(problem, layout), usable_memory_bytes(problem))
+        plans = best_in_memory(problem, context)
+        if not plans:
+            continue
+        program = program_of(context, plans[0][0])
+        base, unit = program.scaling()
+        built = program.program(base, unit)
+        best = choice_of(program, context, plans[0][1])
+        for _ in range(5):
+            anywhere = [rng.randrange(len(menu)) for menu in program.menus]
+            starts = [anywhere]
+            if best is not None:
+                changed = rng.sample(range(len(best)), min(2, len(best)))
+                starts.append([anywhere[j] if j in changed else item for j, item in enumerate(best)])
+            found = [nearby_choice(program, base, unit, start) for start in starts]
+            started, again = started + (best is not None), again + (best is not None and found[-1] is not None)
+            for choice in found:
+                if choice is not None:
+                    values = np.zeros(built.num_variables, dtype=np.int64)
+                    values[program.offsets[:-1] + np.array(choice)] = 1
+                    values[-1] = (plans[0][0] - base) // unit
+                    assert violations(built, values) == []
+    assert again >= 0.9 * started > 0

@@ -28,6 +28,7 @@ from typing import Protocol
 
 import numpy as np
 
+from milpplan.optimize.layout.rounding import Choice
 from milpplan.optimize.layout.stage_options import FLOOR_UNITS, LayoutContext, Menu
 from milpplan.optimize.milp.program import INFINITY, MINUS_INFINITY, Program, ProgramBuilder, Rows
 from milpplan.optimize.space.plan_space import even_splits
@@ -47,6 +48,9 @@ SLACK_UNITS = 32
 MEMORY_UNITS = 2**20
 """Units of the memory rows between zero and the capacity."""
 UNPLACED_PRICE = 64 * RESOLUTION
+MAX_EXCHANGED_ITEMS = 1_000
+"""Programs with more items have too many pairs of them for exchanges."""
+MAX_EXCHANGES = 20
 
 
 class ChoiceProgram(Protocol):
@@ -267,6 +271,61 @@ class LayoutProgram:
         stages = self.context.layout.rank_stages[rank]
         columns = np.array([self.offsets[j] + choice[j] for j in stages], dtype=np.int64)
         self.forbidden.append((columns, len(columns) - 1))
+
+
+def nearby_choice(program: ChoiceProgram, base: int, unit: int, choice: Choice) -> Choice | None:
+    """Return a choice near a given one that all rows known so far allow, at or below the cutoff.
+
+    Steepest descent: each step exchanges the items of two menus. Where a solver's answer turns out to be too slow,
+    its neighbours are often the next answers, and cost a thousandth of a solver's run.
+
+    Returns:
+        The choice; None where the exchanges find none, which proves nothing.
+    """
+    offsets = program.offsets
+    num_items = int(offsets[-1])
+    if num_items > MAX_EXCHANGED_ITEMS:
+        return None
+    rows = program.program(base, unit).rows
+    matrix = rows.matrix(num_items + 1)
+    is_path = matrix[:, -1] != 0
+    path, needed = -matrix[is_path, :-1], rows.lower[is_path]
+    side, lower, upper = matrix[~is_path, :-1], rows.lower[~is_path, None], rows.upper[~is_path, None]
+    menu_of = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    chosen = offsets[:-1] + np.array(choice)
+    max_z = (program.cutoff_ns - base) // unit
+    for _ in range(MAX_EXCHANGES):
+        needed_z, sides = path[:, chosen].sum(axis=1) + needed, side[:, chosen].sum(axis=1)[:, None]
+        z, pair = int(needed_z.max()), None
+        if not ((sides >= lower) & (sides <= upper)).all():
+            # The first step is to a choice that is allowed.
+            z = int(INFINITY)
+        if z <= max_z:
+            return list(map(int, chosen - offsets[:-1]))
+        for menu in range(len(chosen) - 1):
+            others = np.arange(offsets[menu + 1], num_items)
+            first = np.repeat(np.arange(offsets[menu], offsets[menu + 1]), len(others))
+            second = np.tile(others, offsets[menu + 1] - offsets[menu])
+            left_out = chosen[menu], chosen[menu_of[second]]
+            total = sides + _exchanged(side, first, second, *left_out)
+            allowed = ((total >= lower) & (total <= upper)).all(axis=0)
+            if allowed.any():
+                first, second, left_out = first[allowed], second[allowed], (left_out[0], left_out[1][allowed])
+                values = (needed_z[:, None] + _exchanged(path, first, second, *left_out)).max(axis=0)
+                best = int(values.argmin())
+                if values[best] < z:
+                    z, pair = int(values[best]), (int(first[best]), int(second[best]))
+        if pair is None:
+            return None
+        chosen[menu_of[list(pair)]] = pair
+    return None
+
+
+def _exchanged(
+    matrix: IntArray, first: IntArray, second: IntArray, old_first: np.int64, old_second: IntArray
+) -> IntArray:
+    """Return the change of every row's activity by each exchange of two items, [rows, exchanges]."""
+    return matrix[:, first] - matrix[:, [old_first]] + matrix[:, second] - matrix[:, old_second]
 
 
 def one_item_per_stage(program: LayoutProgram, builder: ProgramBuilder) -> None:

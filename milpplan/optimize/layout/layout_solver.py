@@ -25,7 +25,13 @@ from milpplan.optimize.bounds.closed_form import max_layers_on_ranks, path_coeff
 from milpplan.optimize.bounds.split_bounds import SplitBounds
 from milpplan.optimize.layout.cutting_planes import LayoutState, compact_rounds, menu_rounds, trim_pool, try_choice
 from milpplan.optimize.layout.layer_branching import BranchingTree
-from milpplan.optimize.layout.layout_program import MEMORY_UNITS, SLACK_UNITS, ChoiceProgram, LayoutProgram
+from milpplan.optimize.layout.layout_program import (
+    MEMORY_UNITS,
+    SLACK_UNITS,
+    ChoiceProgram,
+    LayoutProgram,
+    nearby_choice,
+)
 from milpplan.optimize.layout.rounding import Choice, analytic_paths, fitted_plan
 from milpplan.optimize.layout.stage_options import LayoutContext, Menu, PartKey, part_key, part_settings
 from milpplan.optimize.milp.backends import backend
@@ -61,6 +67,8 @@ program to program. The longest is for overloaded machines, where the proof woul
 that proved last is asked first."""
 COARSE_GAP = 0.02
 """Relative gap (of the part above the program's base) of integer programs that only look for critical paths."""
+MAX_NEARBY = 50
+"""Maximum number of choices near an integer answer that are simulated."""
 PartBounds = dict[tuple[Layout, PartKey], int]
 """Proved bounds of the parts of layouts, in nanoseconds."""
 
@@ -289,14 +297,11 @@ class LayoutSolver(SolveContext):
             proved = int(np.ceil(solution.bound - 1e-6))
             num_rows = program.num_rows_found
             choice = _choice_of(program, np.asarray(solution.values))
-            trying(choice)
+            _try_nearby(state, program, trying, choice, base, unit)
             if base + unit * proved > state.cutoff_ns:
                 # A second solver takes much longer for the whole bound than for the part that decides.
                 deciding = (state.cutoff_ns - base) // unit + 1
                 return self._settle(state, current, solution, min(proved, deciding), base, unit)
-            rank = program.overfull_rank(choice)
-            if rank is not None:
-                program.forbid_rank_items(choice, rank)
             if program.num_rows_found != num_rows:
                 continue
             if gap > 0:
@@ -386,6 +391,30 @@ def graph_key(layout: Layout) -> tuple[object, ...]:
     """Return the fields of a layout that its step graph depends on."""
     shape = (layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
     return (*shape, layout.overlap_grad_reduce, layout.overlap_param_gather)
+
+
+def _try_nearby(
+    state: LayoutState,
+    program: ChoiceProgram,
+    trying: Callable[[Choice], None],
+    choice: Choice,
+    base: int,
+    unit: int,
+) -> None:
+    """Simulate a choice, and then choices near it while they teach the program rows."""
+    nearby: Choice | None = choice
+    for _ in range(MAX_NEARBY):
+        if nearby is None:
+            break
+        choice, num_rows = nearby, program.num_rows_found
+        trying(choice)
+        rank = program.overfull_rank(choice)
+        if rank is not None:
+            program.forbid_rank_items(choice, rank)
+        if program.num_rows_found == num_rows:
+            break
+        program.cutoff_ns = state.cutoff_ns
+        nearby = nearby_choice(program, base, unit, choice)
 
 
 def _below(program: Program, bound: int) -> Program:

@@ -111,6 +111,12 @@ class Rows:
         """Return the row of every entry; shape [entries]."""
         return np.repeat(np.arange(len(self.names), dtype=np.int64), np.diff(self.starts))
 
+    def matrix(self, width: int) -> IntArray:
+        """Return the coefficients as a matrix with ``width`` columns, [rows, width]."""
+        matrix = np.zeros((len(self), width), dtype=np.int64)
+        matrix[self.entry_rows(), self.columns] = self.coefficients
+        return matrix
+
     def activities(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return ``sum(coefficients * values[columns])`` of every row, exact for integer and object values."""
         if np.issubdtype(values.dtype, np.integer):
