@@ -18,9 +18,9 @@ from milpplan.optimize.layout import (
     analytic_paths,
     chunk_paths,
     max_stage_layers,
+    nearby_choice,
     stage_menu,
 )
-from milpplan.optimize.layout.layout_program import nearby_choice
 from milpplan.optimize.milp import Program, violations
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Job, Problem, Space

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         num_inner,
     )
     from milpplan.optimize.layout.cutting_planes import LayoutState, rounds_on
-    from milpplan.optimize.layout.layout_program import LayoutProgram
+    from milpplan.optimize.layout.layout_program import LayoutProgram, nearby_choice
     from milpplan.optimize.layout.layout_solver import LayoutOutcome, LayoutSolver, max_stage_layers, mixture_bound
     from milpplan.optimize.layout.rank_relaxation import EventTimeRelaxation, RankRelaxation, rank_choices
     from milpplan.optimize.layout.rounding import analytic_paths, chunk_paths, fitted_plan
