@@ -6,7 +6,8 @@ A framework that launches single operators of PyTorch or Paddle moves more memor
 the fused kernels of Megatron-LM and Transformer Engine, whose traffic the cost model counts. One factor on the
 memory's rate, fitted to all such sources at once, each with as many runs, stands for it where a framework has no
 stack of its own: the overlays ``HARDWARE+plain``. What that is worth is seen on sources left out, each predicted
-by a factor fitted to the others.
+by a factor fitted to the others. The tables of classes do so for all dense runs: frameworks with fused kernels
+have the bare description, the others the factor that was fitted without their source.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import argparse
 import datetime
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Final
 
 import numpy as np
@@ -32,8 +34,8 @@ from milpplan.calibration.sources import write_overlay
 from milpplan.problem.overlay import Factor, Overlay, with_constants
 from milpplan.units import percent_text
 from milpplan.validation.runs.frameworks import PLAIN_STACK, framework_of
-from milpplan.validation.runs.reader import read_runs
-from milpplan.validation.runs.variants import generation_of
+from milpplan.validation.runs.reader import RunFile, read_runs
+from milpplan.validation.runs.variants import generation_of, is_scored
 
 TARGET: Final = Path(__file__).resolve().parents[1] / "hardware" / "stacks"
 CONSTANT: Final = "memory_efficiency"
@@ -48,6 +50,8 @@ SPECIAL: Final = ("nanotron-slow-calls", "nanotron-earlier-engine")
 RUNS_A_SOURCE: Final = 30
 SEED: Final = 0
 HEADER: Final = ("generation", "source", "runs", "fitted to", "factor", "no stack", "left out", "with it")
+CLASS_HEADER: Final = ("generation", "source", "class", "runs", "error")
+FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +62,14 @@ class Row:
     source: str
     others: int
     factor: float
-    without: npt.NDArray[np.float64]
-    left_out: npt.NDArray[np.float64]
-    fitted: npt.NDArray[np.float64]
+    without: FloatArray
+    left_out: FloatArray
+    fitted: FloatArray
 
 
-def plain_runs() -> list[Observation]:
+def plain_runs(file: RunFile, found: Sequence[Observation]) -> list[Observation]:
     """The runs of all sources with such a framework, on hardware as described."""
-    file = read_runs(None)
     plain = {run.id for run in file.runs if framework_of(run).plain}
-    found, _ = observations(file)
     usual = [run for run in found if run.id in plain and run.stack not in SPECIAL]
     return [run for run in usual if run.problem.hardware.name in HARDWARE]
 
@@ -92,27 +94,81 @@ def _with_older_kernel(run: Observation) -> Observation:
     return replace(run, problem=run.problem.model_copy(update={"hardware": hardware}))
 
 
-def left_out(runs: Sequence[Observation], everything: Fit) -> Iterator[Row]:
-    """Every source, all its runs, predicted by a factor fitted to a sample of the others; its runs on two
-    generations are left out together."""
-    whole = _overlay(everything, runs[0].problem.hardware.name, len(runs), "")
+def fits_without(runs: Sequence[Observation]) -> dict[str, tuple[Fit, int]]:
+    """By source, the factor fitted to a sample of the others, and the size of the sample; runs of the source on
+    two generations are left out together."""
+    fits = {}
     for source in sorted({run.group for run in runs}):
         others = sample([run for run in runs if run.group != source])
-        result = fit(others, constants=(CONSTANT,), num_folds=1, hops=False)
-        without = _overlay(result, runs[0].problem.hardware.name, len(others), "")
+        fits[source] = fit(others, constants=(CONSTANT,), num_folds=1, hops=False), len(others)
+    return fits
+
+
+def left_out(runs: Sequence[Observation], everything: Fit, fits: Mapping[str, tuple[Fit, int]]) -> Iterator[Row]:
+    """Every source, all its runs, predicted by the factor that was fitted without it."""
+    whole = _overlay(everything, runs[0].problem.hardware.name, len(runs), "")
+    for source, (result, num_others) in fits.items():
         for generation in ("Ampere", "Hopper"):
             own = [run for run in runs if (run.group, generation_of(run.problem.hardware)) == (source, generation)]
-            older = [_with_older_kernel(run) for run in own]
             if own:
                 yield Row(
                     generation,
                     source,
-                    len(others),
+                    num_others,
                     result.constant(CONSTANT).value,
                     errors(own, None),
-                    errors(older, without),
-                    errors(older, whole),
+                    _errors_without(own, fits),
+                    errors([_with_older_kernel(run) for run in own], whole),
                 )
+
+
+def _errors_without(runs: Sequence[Observation], fits: Mapping[str, tuple[Fit, int]]) -> FloatArray:
+    """Errors of a source's runs by the factor that was fitted without it."""
+    result, num_others = fits[runs[0].group]
+    overlay = _overlay(result, runs[0].problem.hardware.name, num_others, "")
+    return errors([_with_older_kernel(run) for run in runs], overlay)
+
+
+def class_tables(found: Sequence[Observation], plain: frozenset[str], fits: Mapping[str, tuple[Fit, int]]) -> str:
+    """Errors of all dense runs by the constants of their class: by source on described accelerators with the mean
+    of each generation, and of the runs with ZeRO 3 on any.
+
+    ``plain``: names of the runs that have the factor fitted without their source; others have bare hardware.
+    """
+    groups: dict[tuple[str, str, bool], list[Observation]] = defaultdict(list)
+    for run in found:
+        if not run.problem.model.has_experts and run.stack not in SPECIAL:
+            described = is_scored(run.problem.hardware.name)
+            groups[generation_of(run.problem.hardware), run.group, described].append(run)
+    cells, zero_3 = [], []
+    sizes: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for (generation, source, described), own in sorted(groups.items()):
+        of_class = [[run for run in own if (run.id in plain) is is_plain] for is_plain in (False, True)]
+        runs = [*of_class[0], *of_class[1]]
+        values = [errors(of_class[0], None), _errors_without(of_class[1], fits) if of_class[1] else np.zeros(0)]
+        error = np.concatenate(values)
+        sharded = error[[run.plan.layout.zero_stage == 3 for run in runs]]
+        if described:
+            names = [name for name, members in zip(("fused", PLAIN_STACK), of_class, strict=True) if members]
+            cells.append((generation, source, " and ".join(names), len(runs), figures(error)))
+            sizes[generation].append((float(error.mean()), float(np.abs(error).mean())))
+        if len(sharded):
+            zero_3.append((generation, source, len(sharded), figures(sharded), float(np.abs(sharded).mean())))
+    means = []
+    for generation, pairs in sizes.items():
+        mean, size = np.mean(pairs, axis=0)
+        means.append(
+            f"{generation} {percent_text(mean)} (mean absolute {percent_text(size)}, {len(pairs)} sources)"
+        )
+    mean_3 = percent_text(fmean(row[-1] for row in zero_3)) if zero_3 else "none"
+    return "\n\n".join(
+        (
+            markdown_table(CLASS_HEADER, cells),
+            f"Means of sources: {'; '.join(means)}.",
+            markdown_table(("generation", "source", "runs with ZeRO 3", "error"), [row[:-1] for row in zero_3]),
+            f"Mean of these {len(zero_3)} rows' mean absolute errors: {mean_3}.",
+        )
+    )
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -163,15 +219,20 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true", help="write no overlay")
     parser.add_argument("--write", type=Path, metavar="FILE.md", help="put the table there")
     arguments = parser.parse_args()
-    runs = plain_runs()
+    file = read_runs(None)
+    found, _ = observations(file)
+    runs = plain_runs(file, found)
     fitted_to = sample(runs)
     result = fit(fitted_to, constants=(CONSTANT,), groups=[run.group for run in fitted_to], hops=False)
     constant = result.constant(CONSTANT)
     print(f"{CONSTANT} {constant.value:.3f} +- {constant.one_sigma:.3f}", file=sys.stderr)
-    text = table(list(left_out(runs, result)))
-    print(text)
+    fits = fits_without(runs)
+    text = table(list(left_out(runs, result, fits)))
+    classes = class_tables(found, frozenset(run.id for run in runs), fits)
+    print(text, classes, sep="\n\n")
     if arguments.write is not None:
         replace_section(arguments.write, "plain frameworks left out", text)
+        replace_section(arguments.write, "classes", classes)
     if arguments.dry_run:
         return
     for hardware in HARDWARE:

@@ -192,15 +192,13 @@ def stack_provenance(name: str) -> Provenance | None:
 
 
 LAUNCHER_STACKS: dict[str, tuple[str, ...]] = {
-    "megatron": ("megatron-core", "nemo"),
     "megatron-bridge": ("nemo", "megatron-core"),
-    "nanotron": ("nanotron",),
-    "slime": ("megatron-core", "nemo"),
-    "ms-swift": ("megatron-core", "nemo"),
-    "verl": ("megatron-core", "nemo"),
+    "nanotron": ("nanotron", "plain"),
+    **dict.fromkeys(("megatron", "slime", "ms-swift", "verl"), ("megatron-core", "nemo")),
+    **dict.fromkeys(("torchtitan", "deepspeed", "accelerate", "trl", "llama-factory", "axolotl"), ("plain",)),
 }
 """Software stacks whose fitted constants are those of a launcher, best match first. NeMo and Megatron-Bridge train
-with Megatron-Core. Other launchers have none: ``plain`` is fitted to many frameworks at once."""
+with Megatron-Core. ``plain`` is fitted to frameworks that launch single operators; AutoModel's are fused."""
 
 
 def launcher_stack(launcher: str | None, hardware: str) -> str | None:

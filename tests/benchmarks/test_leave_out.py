@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from benchmarks import coverage, fifths, fit_plain, fit_stacks, validation_tables
-from benchmarks.leave_out import errors, left_out, tables
+from benchmarks.leave_out import errors, figures, left_out, tables
 from benchmarks.tables import replace_section
 from milpplan.calibration import Coverage, Observation, fit, observations
 from milpplan.problem import with_constants
 from milpplan.simulation import simulate
+from milpplan.units import percent_text
 from milpplan.validation import TERMS, compare
 from milpplan.validation.evidence import exercised_terms
 from milpplan.validation.runs import Run, RunFile, read_runs
@@ -160,7 +161,8 @@ def test_a_plain_source_is_predicted_by_the_others() -> None:
         for run in (*runs_of("a", 8, "A100"), *runs_of("b", 8, "A100"))
     ]
     result = fit(found, constants=(fit_plain.CONSTANT,), num_folds=1, hops=False)
-    rows = list(fit_plain.left_out(found, result))
+    fits = fit_plain.fits_without(found)
+    rows = list(fit_plain.left_out(found, result, fits))
     assert [(row.generation, row.source, row.others) for row in rows] == [("Ampere", "a", 8), ("Ampere", "b", 8)]
     for row in rows:
         assert np.all(row.without < -0.02)
@@ -169,6 +171,13 @@ def test_a_plain_source_is_predicted_by_the_others() -> None:
     text = fit_plain.table(rows)
     assert "| Ampere | b | 8 | 8 runs of the others | 0.4" in text
     assert "Mean of these 2 rows' mean absolute errors: " in text
+    text = fit_plain.class_tables(found, frozenset(run.id for run in found if run.group == "a"), fits)
+    fitted, bare = rows[0].left_out, rows[1].without
+    assert f"| Ampere | a | plain | 8 | {figures(fitted)} |" in text
+    assert f"| Ampere | b | fused | 8 | {figures(bare)} |" in text
+    mean = percent_text(float(np.mean([bare.mean(), fitted.mean()])))
+    assert f"Means of sources: Ampere {mean} (mean absolute" in text
+    assert "Mean of these 0 rows' mean absolute errors: none." in text
 
 
 def slow_memory_s(run: Observation) -> float:

@@ -91,7 +91,7 @@ def constants_text(problem: Problem, bar: ErrorBar | None, launcher: str | None 
         fit = stack_provenance(name)
         if fit is not None:
             left_out = f", left-out error {percent_text(errors[name])}" if errors else ""
-            parts[name] = f"{name}, fitted to {counted(fit.num_measurements, 'run')}{left_out}"
+            parts[name] = f"{name}, fitted to {fit.data.partition(':')[0]}{left_out}"
         elif errors:
             ends = dict.fromkeys(percent_text(error, 0) for error in (min(errors.values()), max(errors.values())))
             stack = launcher_stack(launcher, name)

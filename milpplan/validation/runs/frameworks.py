@@ -440,7 +440,8 @@ FRAMEWORKS: dict[str, Framework] = {
             }
         ),
     ),
-    "nemo-automodel": replace(FSDP, name="NeMo AutoModel"),
+    # NVIDIA-NeMo/Automodel@005f66393 models/common/utils.py: BackendConfig sets layers of Transformer Engine.
+    "nemo-automodel": replace(FSDP, name="NeMo AutoModel", plain=False),
     # Llama 3 (2024), section 3.3.2: FSDP shards states and gradients, and weights are not resharded after the
     # forward; gradients of a pipeline are reduced once a step, as torchtitan's.
     "llama3-paper": replace(
