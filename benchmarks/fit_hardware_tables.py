@@ -12,6 +12,8 @@ Prints TOML fragments on stdout and the fit error on stderr. Examples:
     fit_hardware_tables.py gemm gemm.csv.gz --system h100_sxm --preset hardware/dgx-h100.toml
     fit_hardware_tables.py gemm gemm.csv.gz --system h100_sxm --preset hardware/dgx-h100.toml \
         --precision fp8 --large 0.616 --narrow 0.217
+    fit_hardware_tables.py gemm nvfp4.csv.gz --system gb200 --preset hardware/gb200-nvl72.toml --precision nvfp4 \
+        --peak 10e15 --cast-bytes 2.5625
     fit_hardware_tables.py nccl nccl.csv.gz --system h100_sxm
     fit_hardware_tables.py nccl nccl.csv.gz --system gb200 --grow-to 72
     fit_hardware_tables.py nccl nccl.csv.gz --system l40s --groups-like rtx_pro_6000_server
@@ -31,11 +33,11 @@ from pathlib import Path
 
 import numpy as np
 
-from milpplan.problem.hardware import Accelerator, GemmTable, HardwareSpec, Precision
+from milpplan.problem.hardware import Accelerator, GemmTable, HardwareSpec, Precision, PrecisionName
 from milpplan.simulation.layers.kernels import (
     FloatArray,
-    GemmPrecision,
     engine_of,
+    gemm_bytes,
     gemm_s,
     interpolate_table,
 )
@@ -131,23 +133,29 @@ def as_table(efficiency: FloatArray) -> GemmTable:
 
 
 def fit_gemm(
-    accelerator: Accelerator, m: FloatArray, n: FloatArray, k: FloatArray, time_s: FloatArray
+    accelerator: Accelerator,
+    precision: PrecisionName,
+    peak_flops_per_s: float,
+    sizes: tuple[FloatArray, FloatArray, FloatArray],
+    time_s: FloatArray,
 ) -> GemmTable:
-    """Efficiency of the bf16 products that memory does not limit, latency taken off the measured time."""
-    memory_s = 2 * (m * k + k * n + m * n) / accelerator.memory_bandwidth_bytes_per_s
-    memory_s /= accelerator.memory_bandwidth_efficiency
+    """Efficiency of the products that memory does not limit, latency taken off the measured time."""
+    m, n, k = sizes
+    memory_s = gemm_bytes(precision, m, n, k) / accelerator.memory_rate_bytes_per_s
     kernel_s = time_s - accelerator.kernel_latency_s
     use = (kernel_s > 0.3 * time_s) & (memory_s < 0.9 * kernel_s) & (n >= 128) & (k >= 128)
-    target = 2 * m[use] * n[use] * k[use] / kernel_s[use] / accelerator.bf16.peak_flops_per_s
+    target = 2 * m[use] * n[use] * k[use] / kernel_s[use] / peak_flops_per_s
     shape = (len(M_AXIS), len(N_AXIS), len(K_AXIS))
     design = design_matrix((m[use], n[use], k[use]))
     solution = least_absolute(design, target, second_differences(shape))
     return as_table(solution.reshape(shape))
 
 
-def with_table(accelerator: Accelerator, precision: GemmPrecision, table: GemmTable) -> Accelerator:
+def with_table(
+    accelerator: Accelerator, precision: PrecisionName, table: GemmTable, peak: float | None = None
+) -> Accelerator:
     """The accelerator with one table replaced."""
-    peak = engine_of(accelerator, precision).peak_flops_per_s
+    peak = peak or engine_of(accelerator, precision).peak_flops_per_s
     return accelerator.model_copy(update={precision: Precision(peak_flops_per_s=peak, gemm=table)})
 
 
@@ -159,7 +167,7 @@ def scaled_table(table: GemmTable, large: float, narrow: float) -> GemmTable:
 
 
 def median_efficiencies(
-    accelerator: Accelerator, precision: GemmPrecision, m: FloatArray, n: FloatArray, k: FloatArray
+    accelerator: Accelerator, precision: PrecisionName, m: FloatArray, n: FloatArray, k: FloatArray
 ) -> tuple[float, float]:
     """Median fraction of peak that ``gemm_s`` predicts for large (m, n, k >= 4096) and narrow shapes."""
     peak = engine_of(accelerator, precision).peak_flops_per_s
@@ -171,7 +179,7 @@ def median_efficiencies(
 
 def meet_quantiles(
     accelerator: Accelerator,
-    precision: GemmPrecision,
+    precision: PrecisionName,
     source: GemmTable,
     shapes: tuple[FloatArray, FloatArray, FloatArray],
     wanted: tuple[float, float],
@@ -202,7 +210,7 @@ def print_gemm(table: GemmTable, precision: str) -> None:
 
 
 def gemm_command(options: argparse.Namespace) -> None:
-    """Fit bf16, or derive another table from the fit and published medians."""
+    """Fit a number format, or derive its table from a fit of bf16 and published medians."""
     spec = HardwareSpec.model_validate(tomllib.loads(options.preset.read_text(encoding="utf-8")))
     target = spec.accelerator
     measured = (
@@ -211,10 +219,13 @@ def gemm_command(options: argparse.Namespace) -> None:
         else HardwareSpec.model_validate(tomllib.loads(options.measured_on.read_text(encoding="utf-8")))
     )
     m, n, k, time_s = gemm_columns(rows_of(options.csv, options.system))
-    table = fit_gemm(measured.accelerator, m, n, k, time_s)
+    gpu, fitted_format = measured.accelerator, "bf16" if options.large is not None else options.precision
+    time_s = time_s - options.cast_bytes * m * k / gpu.memory_rate_bytes_per_s
+    peak = options.peak or engine_of(gpu, fitted_format).peak_flops_per_s
+    table = fit_gemm(gpu, fitted_format, peak, (m, n, k), time_s)
     test = (m >= 512) & (n >= 256) & (k >= 256)
-    fitted = with_table(measured.accelerator, "bf16", table)
-    error = np.abs(gemm_s(fitted, "bf16", m, n, k) / time_s - 1)[test]
+    fitted = with_table(gpu, fitted_format, table, peak)
+    error = np.abs(gemm_s(fitted, fitted_format, m, n, k) / time_s - 1)[test]
     quantiles = np.quantile(error, [0.5, 0.9]) * 100
     print(
         f"{options.system}: fitted to the compute-limited of {len(m)} shapes; on {test.sum()} with "
@@ -325,7 +336,9 @@ def command_line() -> argparse.ArgumentParser:
         sub.set_defaults(command=command)
     gemm.add_argument("--preset", type=Path, required=True, help="hardware file the table is for")
     gemm.add_argument("--measured-on", type=Path, help="hardware file of --system, if another")
-    gemm.add_argument("--precision", choices=("bf16", "fp8"), default="bf16")
+    gemm.add_argument("--precision", choices=("bf16", "fp8", "nvfp4"), default="bf16")
+    gemm.add_argument("--peak", type=float, help="dense FLOP/s of a format that the preset does not have yet")
+    gemm.add_argument("--cast-bytes", type=float, default=0.0, help="bytes an element of (m x k) also moved")
     gemm.add_argument("--large", type=float, help="published median for m, n, k >= 4096: derive")
     gemm.add_argument("--narrow", type=float, help="published median for min(n, k) in 512..1024")
     nccl.add_argument("--grow-to", type=int, help="GPUs of a domain larger than what was measured")

@@ -16,9 +16,10 @@ from scipy.linalg import cho_factor, cho_solve
 from milpplan.calibration.fitting.least_squares import MAD_TO_SIGMA
 from milpplan.errors import InvalidInputError
 from milpplan.problem import Constants, Factor, GemmTable, HardwareSpec, SizeCurve, Tables
+from milpplan.problem.hardware import PrecisionName
 from milpplan.problem.reading import shown
 from milpplan.simulation.layers import interpolate_curve, interpolate_table
-from milpplan.simulation.layers.kernels import GemmPrecision, engine_of, gemm_bytes
+from milpplan.simulation.layers.kernels import engine_of, gemm_bytes
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -127,7 +128,7 @@ _DO: Final = (
 class Products:
     """Measured products (m x k)(k x n) of one number format, seconds each."""
 
-    precision: GemmPrecision
+    precision: PrecisionName
     m: FloatArray
     n: FloatArray
     k: FloatArray
@@ -195,7 +196,7 @@ def parse_gemm(text: str, source: str) -> list[Products]:
 
 
 def _products(name: str, values: list[tuple[float, ...]]) -> Products:
-    precision: GemmPrecision = "fp8" if name == "fp8" else "bf16"
+    precision: PrecisionName = "fp8" if name == "fp8" else "bf16"
     m, n, k, time_s = np.array(values, dtype=np.float64).T
     return Products(precision, m, n, k, time_s)
 

@@ -25,7 +25,7 @@ from milpplan.calibration.bus_tables import MAX_BYTES, MICRO, PASSES, BusLog
 from milpplan.calibration.efficiency_tables import Products
 from milpplan.errors import InvalidInputError
 from milpplan.problem import read_bytes
-from milpplan.simulation.layers.kernels import GemmPrecision
+from milpplan.problem.hardware import PrecisionName
 from milpplan.units import counted
 
 MAX_FILE_BYTES: Final = 256 * 2**20
@@ -36,7 +36,7 @@ MIN_REPEATS: Final = 3
 _GZIP: Final = b"\x1f\x8b"
 _PRODUCTS: Final = {"aten::mm": 0, "aten::addmm": 1, "aten::_scaled_mm": 0}
 """Position of the left factor among the inputs, by operator."""
-_FORMATS: Final[dict[str, GemmPrecision]] = {
+_FORMATS: Final[dict[str, PrecisionName]] = {
     "c10::BFloat16": "bf16",
     "c10::Half": "bf16",
     "c10::Float8_e4m3fn": "fp8",
@@ -110,7 +110,7 @@ def _products(events: list[dict[str, Any]], kernels: list[dict[str, Any]], notes
 
     An operator's time is that of all its kernels.
     """
-    sizes: dict[int, tuple[GemmPrecision, int, int, int]] = {}
+    sizes: dict[int, tuple[PrecisionName, int, int, int]] = {}
     others = 0
     for event in events:
         first = _PRODUCTS.get(event.get("name", ""))

@@ -32,6 +32,7 @@ from milpplan.problem import (
     load_model,
     model_names,
 )
+from milpplan.problem.hardware import PRECISIONS
 from milpplan.problem.problem import (
     FROZEN_PARTS,
     MAX_BATCH,
@@ -245,7 +246,7 @@ def problem_of(
         num_gpus=count_or_range(gpus, "--gpus", MAX_GPUS),
         global_batch_size=count_or_range(job["global_batch"], "--global-batch", MAX_BATCH),
         sequence_length=sequence_length,
-        precision=choice(job["precision"], "--precision", ("bf16", "fp8")),
+        precision=choice(job["precision"], "--precision", PRECISIONS),
         attention_kernel=choice(job["attention"], "--attention", ("flash", "unfused")),
         grad_dtype=choice(job["grad_dtype"], "--grad-dtype", ("fp32", "bf16")),
         objective=choice(job["objective"], "--objective", OBJECTIVES),

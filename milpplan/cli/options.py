@@ -12,6 +12,7 @@ import typer
 
 from milpplan.cli.command import LENGTHS, read_words
 from milpplan.problem import hardware_names, model_names, stack_names
+from milpplan.problem.hardware import PRECISIONS
 
 JOB: Final = "Model and job"
 PLANS: Final = "Plans to choose from"
@@ -110,7 +111,14 @@ SeqLen = Annotated[
     str | None,
     typer.Option("--seq-len", metavar="S", help="Sequence length (tokens).", show_default="the model's own"),
 ]
-Precision = Annotated[str, typer.Option("--precision", metavar="bf16|fp8", help="Format of the matrix products.")]
+Precision = Annotated[
+    str,
+    typer.Option(
+        "--precision",
+        metavar="|".join(PRECISIONS),
+        help="Format of the matrix products. fp8 has delayed scaling, the others scale as they say.",
+    ),
+]
 Attention = Annotated[
     str,
     typer.Option("--attention", metavar="flash|unfused", help="Attention kernel.", rich_help_panel=JOB),

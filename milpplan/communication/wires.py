@@ -301,7 +301,8 @@ def state_messages(
     for (count, group), (moved, _), (replicas, shards, copies) in zip(
         states.replica_groups(columns, trained), states.replica_groups(columns, gathered_parts), names, strict=True
     ):
-        gradients, weights = states.reduced_bytes(problem) * count, BF16_BYTES * moved
+        per_weight = BF16_BYTES if is_end else states.gathered_weight_bytes(problem)
+        gradients, weights = states.reduced_bytes(problem) * count, per_weight * moved
         part = gradients / states.num_shards(columns, group.num_ranks)
         for messages, reduces, gathers in (
             (per_step, stage <= 1, (stage == 1) | (stage == 2)),

@@ -77,7 +77,7 @@ def _faster_products(hardware: HardwareSpec) -> HardwareSpec:
     """Speed up products of every number format; attention follows, because its rate is a share of the same
     peak."""
     gpu = hardware.accelerator
-    formats = {name: getattr(gpu, name) for name in ("bf16", "fp8") if getattr(gpu, name) is not None}
+    formats = {name: getattr(gpu, name) for name in ("bf16", "fp8", "nvfp4") if getattr(gpu, name) is not None}
     faster = {
         name: engine.model_copy(update={"peak_flops_per_s": engine.peak_flops_per_s * MORE})
         for name, engine in formats.items()

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     )
     from milpplan.problem.hardware import (
         MEMORY_MARGIN,
+        PRECISIONS,
+        QUANTIZATIONS,
         Accelerator,
         BusTable,
         GemmTable,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
         HostMemory,
         Pods,
         Precision,
+        PrecisionName,
         Rails,
         SizeCurve,
         Software,

@@ -7,7 +7,7 @@ All rates are dense, per accelerator, in one direction, in SI units. The formula
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, NamedTuple, get_args
 
 from pydantic import Field, model_validator
 
@@ -72,6 +72,47 @@ class Precision(Record):
     """Rate of a product inside training over its rate in ``gemm``: short measurements run at higher clocks."""
 
 
+PrecisionName = Literal["bf16", "fp8", "fp8-tensorwise", "fp8-blockwise", "mxfp8", "nvfp4"]
+PRECISIONS: Final[tuple[PrecisionName, ...]] = get_args(PrecisionName)
+
+
+class Quantization(NamedTuple):
+    """Bytes of an operand of a matrix product in a number format."""
+
+    engine: Literal["bf16", "fp8", "nvfp4"]
+    copy_bytes: float = 1
+    """Bytes of an element of a copy, with its scales."""
+    pass_bytes: float = 4
+    """Bytes that the kernels which make both copies, by rows and by columns, read and write per element."""
+    gathered_bytes: float = 1
+    """Bytes of a weight that ranks gather where weights have no bf16 copy."""
+    rate: Literal["fp8_blockwise", "mxfp8"] | None = None
+    """Field of ``Accelerator`` with the rate of these products over the engine's table; None: equal rates."""
+
+
+QUANTIZATIONS: Final[dict[PrecisionName, Quantization]] = {
+    "bf16": Quantization("bf16", copy_bytes=2, pass_bytes=0, gathered_bytes=2),
+    "fp8": Quantization("fp8"),
+    "fp8-tensorwise": Quantization("fp8", pass_bytes=6),
+    "fp8-blockwise": Quantization("fp8", 1 + 4 / 128, 2 + 2 * (1 + 4 / 128), rate="fp8_blockwise"),
+    "mxfp8": Quantization("fp8", 1 + 1 / 32, 2 + 2 * (1 + 1 / 32), gathered_bytes=2, rate="mxfp8"),
+    "nvfp4": Quantization("nvfp4", 1 / 2 + 1 / 16, 4 + 2 * (1 / 2 + 1 / 16), gathered_bytes=1 / 2),
+}
+"""Recipes of Transformer Engine for the products of layers: forward, input and weight gradients.
+
+A copy has a value of 8 or 4 bits, and a scale of 4 bytes in 128 values (``fp8-blockwise``) or of a byte in 32
+(``mxfp8``) or 16 (``nvfp4``). A kernel reads bf16 and writes both copies. ``fp8`` takes scales from earlier steps
+(delayed scaling); ``fp8-tensorwise`` and ``nvfp4`` first read the tensor for its maximum. Products of Blackwell
+need no second copy where a tensor has one scale: an upper bound there. Gathers of MXFP8 weights are in bf16,
+because each copy comes from unquantized values. Weights are quantized once a step, which is left out: a lower
+bound.
+
+Source: Transformer Engine at d0067d0d, common/recipe/__init__.py, pytorch/tensor/ and common/cast/; Megatron-LM at
+d98e8a64, core/distributed/param_and_grad_buffer.py and ``--reuse-grad-buf-for-mxfp8-param-ag``; NVIDIA 2025,
+arXiv 2509.25149 (NVFP4), section 3.
+"""
+
+
 class Accelerator(Record):
     """Accelerator as the framework sees it (a GPU; a GCD where a package holds two)."""
 
@@ -90,10 +131,25 @@ class Accelerator(Record):
     bf16: Precision
     fp8: Precision | None = None
     """None: the accelerator has no fp8 engine."""
+    fp8_blockwise: Efficiency | None = None
+    """Rate of fp8 products with a scale in 128 values over that of ``fp8``; None: it has none."""
+    mxfp8: Efficiency | None = None
+    """Rate of fp8 products with a scale in 32 values over that of ``fp8``; None: it has none."""
+    nvfp4: Precision | None = None
+    """None: the accelerator has no engine for NVFP4."""
     attention_forward: SizeCurve
     """Fraction of bf16 peak of a causal flash-attention forward, by sequence length."""
     attention_backward: SizeCurve
     """Fraction of bf16 peak of a causal flash-attention backward, by sequence length."""
+
+    def engine(self, precision: PrecisionName) -> Precision | None:
+        """Return the matrix engine of a number format, at the rate of its products; None: there is none."""
+        row = QUANTIZATIONS[precision]
+        engine: Precision | None = getattr(self, row.engine)
+        rate: float | None = 1.0 if row.rate is None else getattr(self, row.rate)
+        if engine is None or rate is None or rate == 1.0:
+            return None if rate is None else engine
+        return engine.model_copy(update={"sustained": engine.sustained * rate})
 
     @property
     def memory_rate_bytes_per_s(self) -> float:
@@ -350,7 +406,8 @@ class Software(Record):
     """True if ZeRO 3 shards only the fp32 weights that the optimizer updates; the 16-bit copies exist only while a
     layer is gathered."""
     fp8_weights_only: bool = False
-    """True if fp8 weights have no bf16 copy beside them (Megatron-LM's ``--fp8-param-gather``)."""
+    """True if weights of 8 or 4 bits have no bf16 copy beside them, and ranks gather them in
+    ``Quantization.gathered_bytes`` (Megatron-LM's ``--fp8-param-gather`` and ``--fp4-param-gather``)."""
     allocator_share: Annotated[float, Field(ge=0, le=4)] = 0.0
     """Memory that the caching allocator reserves beyond fragmentation while memory is free, over the allocated
     peak. PyTorch's CUDA caching allocator returns it before an allocation fails, so it does not decide whether a

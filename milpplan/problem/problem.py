@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
-from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem.hardware import PRECISIONS, QUANTIZATIONS, HardwareSpec, PrecisionName, Quantization
 from milpplan.problem.model import GroupedQueryAttention, LatentAttention, LinearModule, ModelSpec
 from milpplan.problem.plan import (
     HELD_BY_MOE,
@@ -145,7 +145,8 @@ class Job(Record):
     num_gpus: PositiveInt | Range
     global_batch_size: PositiveInt | Range
     sequence_length: PositiveInt
-    precision: Literal["bf16", "fp8"] = "bf16"
+    precision: PrecisionName = "bf16"
+    """Recipe of the layers' matrix products; attention, router, embedding and head stay in bf16."""
     attention_kernel: Literal["flash", "unfused"] = "flash"
     grad_dtype: Literal["fp32", "bf16"] = "fp32"
     objective: Objective = "step_time_per_token"
@@ -180,6 +181,11 @@ class Job(Record):
     """Orthogonalization of matrices that tensor parallelism divides. ``duplicated``: ranks gather the momentum and
     each does all the work; ``distributed``: they add products of their parts; ``blockwise``: each does its own
     part (another update). Source: Megatron-LM's ``--muon-tp-mode``."""
+
+    @property
+    def quantization(self) -> Quantization:
+        """Bytes of the operands of matrix products."""
+        return QUANTIZATIONS[self.precision]
 
     @property
     def sequences_together(self) -> int:
@@ -476,8 +482,10 @@ class Problem(Record):
     @model_validator(mode="after")
     def _consistent(self) -> Problem:
         for hardware in self.node_types:
-            if self.job.precision == "fp8" and hardware.accelerator.fp8 is None:
-                raise ValueError(f"{hardware.accelerator.name} has no fp8; use precision bf16")
+            gpu = hardware.accelerator
+            if gpu.engine(self.job.precision) is None:
+                known = [name for name in PRECISIONS if gpu.engine(name) is not None]
+                raise ValueError(f"{gpu.name} has no {self.job.precision}; use precision {' or '.join(known)}")
         self.check_node_types()
         self._check_frozen_parts()
         self._check_mtp_layers()

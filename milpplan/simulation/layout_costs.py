@@ -531,7 +531,7 @@ def _endpoint_states(
     gathered = (part.zero_stage >= 1) & (not forwards)
     tie = np.zeros_like(tie) if forwards else tie
     reduce = [states.reduce_s(problem, part, local) + tie for local in locals_]
-    gather = [np.where(gathered, states.gather_s(problem, sharded, local, 1), 0.0) for local in locals_]
+    gather = [np.where(gathered, states.gather_s(problem, sharded, local, is_end=True), 0.0) for local in locals_]
     update = [states.optimizer_s(problem, part, local) for local in locals_]
     sizes = [states.state_bytes(problem, part, local, BF16_BYTES) for local in locals_]
     if count := problem.job.mtp_layers:

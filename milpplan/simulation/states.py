@@ -127,18 +127,27 @@ def scatters(problem: Problem, stage: IntArray) -> BoolArray:
     return (stage >= 1) & (not problem.hardware.software.all_reduces_gradients)
 
 
-def weight_bytes(problem: Problem) -> int:
+def weight_bytes(problem: Problem) -> float:
     """Return the bytes of one weight.
 
-    Weights are in bf16. With fp8, Transformer Engine also caches an fp8 copy and its transpose, or holds these
-    alone.
+    Weights are in bf16. In 8 or 4 bits, Transformer Engine also caches a copy by rows and one by columns, or holds
+    these alone.
     """
-    fp8 = problem.job.precision == "fp8"
-    return BF16_BYTES + (2 if fp8 and not problem.hardware.software.fp8_weights_only else 0)
+    quantization = problem.job.quantization
+    if quantization.engine == "bf16":
+        return BF16_BYTES
+    alone = problem.hardware.software.fp8_weights_only
+    return 2 * quantization.copy_bytes + (0 if alone else BF16_BYTES)
+
+
+def gathered_weight_bytes(problem: Problem) -> float:
+    """Return the bytes of one weight of a layer as ranks gather it."""
+    alone = problem.hardware.software.fp8_weights_only
+    return problem.job.quantization.gathered_bytes if alone else BF16_BYTES
 
 
 def state_bytes(
-    problem: Problem, columns: LayoutColumns, parameters: LocalParameters, per_weight: int | None = None
+    problem: Problem, columns: LayoutColumns, parameters: LocalParameters, per_weight: float | None = None
 ) -> FloatArray:
     """Size the states on one GPU under the layout's ZeRO stage.
 
@@ -287,19 +296,21 @@ def _calls_s(problem: Problem, local: FloatArray, group: RankGroup) -> FloatArra
 
 
 def gather_s(
-    problem: Problem, columns: LayoutColumns, parameters: LocalParameters, tensors: int = TENSORS_A_LAYER
+    problem: Problem, columns: LayoutColumns, parameters: LocalParameters, is_end: bool = False
 ) -> FloatArray:
-    """Time a gather of the bf16 weights of a layer from their shards, in seconds [n] (``gathered_parameters``).
+    """Time a gather of the weights of a layer from their shards, in seconds [n] (``gathered_parameters``).
 
-    With ``single_calls``, ZeRO 1 adds ``slice_copy_s`` for each of the ``tensors`` and ranks.
+    Embedding and head (``is_end``) are in bf16. With ``single_calls``, ZeRO 1 adds ``slice_copy_s`` for each of
+    the tensors and ranks.
 
     Source: huggingface/nanotron src/nanotron/distributed.py (all_gather_coalesced) and optim/zero.py.
     """
     total = np.zeros(len(columns))
     layers, software = _layers_a_call(problem, columns), problem.hardware.software
+    tensors, per_weight = (1, BF16_BYTES) if is_end else (TENSORS_A_LAYER, gathered_weight_bytes(problem))
     for local, group in replica_groups(columns, gathered_parameters(columns, parameters)):
         shards = group.first(num_shards(columns, group.num_ranks))
-        message = BF16_BYTES * local * layers
+        message = per_weight * local * layers
         total = total + collectives.all_gather_s(problem.hardware, message, *shards) / layers
         if software.single_calls:
             copied = (columns.zero_stage == 1) & (shards.num_ranks > 1) & (local > 0)

@@ -39,6 +39,7 @@ from milpplan.problem import (
     read_text,
     validated,
 )
+from milpplan.problem.hardware import PrecisionName
 from milpplan.problem.problem import MAX_BATCH, MAX_GPUS, MAX_SEQUENCE, SPACES
 from milpplan.problem.reading import parse_toml, plain_reason, shown
 from milpplan.problem.records import PositiveFloat, Record
@@ -103,7 +104,7 @@ class Grid(Record):
     """Sequences a step."""
     sequence_length: Annotated[tuple[Length, ...], Field(max_length=MAX_VALUES)] = ()
     """Tokens a sequence; empty: each model's own."""
-    precision: Annotated[tuple[Literal["bf16", "fp8"], ...], Many] = ("bf16",)
+    precision: Annotated[tuple[PrecisionName, ...], Many] = ("bf16",)
     attention_kernel: Annotated[tuple[Literal["flash", "unfused"], ...], Many] = ("flash",)
     grad_dtype: Annotated[tuple[Literal["fp32", "bf16"], ...], Many] = ("fp32",)
     space: Names = ("free",)

@@ -29,6 +29,7 @@ from milpplan.problem import (
     LinearRecurrence,
     MixtureOfExperts,
     Plan,
+    Precision,
     Problem,
 )
 from milpplan.simulation import (
@@ -202,11 +203,11 @@ def _without_recurrence(problem: Problem, kind: LayerRun) -> tuple[Problem, Laye
 
 
 def _without_fp8(problem: Problem, kind: LayerRun) -> tuple[Problem, LayerRun]:
-    """Make 8-bit products take only as long as their memory traffic."""
-    gpu = problem.hardware.accelerator
-    assert gpu.fp8 is not None
-    fast = gpu.fp8.model_copy(update={"peak_flops_per_s": gpu.fp8.peak_flops_per_s * BEYOND_ANY_RATE})
-    hardware = problem.hardware.model_copy(update={"accelerator": gpu.model_copy(update={"fp8": fast})})
+    """Make quantized products take only as long as their memory traffic."""
+    gpu, name = problem.hardware.accelerator, problem.job.quantization.engine
+    engine: Precision = getattr(gpu, name)
+    fast = engine.model_copy(update={"peak_flops_per_s": engine.peak_flops_per_s * BEYOND_ANY_RATE})
+    hardware = problem.hardware.model_copy(update={"accelerator": gpu.model_copy(update={name: fast})})
     return problem.model_copy(update={"hardware": hardware}), kind
 
 
@@ -378,7 +379,13 @@ TERMS: Final = (
     Term(
         "fp8_products",
         "8-bit products",
-        lambda problem, plan: problem.job.precision == "fp8",
+        lambda problem, plan: problem.job.quantization.engine == "fp8",
+        _compute(_without_fp8),
+    ),
+    Term(
+        "block_scales",
+        "products with a scale a block of values, in 8 or 4 bits",
+        lambda problem, plan: problem.job.precision in ("fp8-blockwise", "mxfp8", "nvfp4"),
         _compute(_without_fp8),
     ),
     Term(

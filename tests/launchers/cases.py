@@ -112,7 +112,9 @@ def gpt_unfused() -> tuple[Problem, Plan]:
 
 def deepseek() -> tuple[Problem, Plan]:
     """Latent attention, experts in all layers but three, 61 layers over 16 virtual stages, fp8."""
-    problem = problem_of("deepseek-v3", "dgx-h100", num_gpus=256, global_batch_size=1024, precision="fp8")
+    problem = problem_of(
+        "deepseek-v3", "dgx-h100", num_gpus=256, global_batch_size=1024, precision="fp8-tensorwise"
+    )
     layout = Layout(
         ep=32, pp=8, dp=32, vpp=2, global_batch_size=1024, zero_stage=1, schedule="interleaved",
         overlap_grad_reduce=True, overlap_param_gather=True,

@@ -461,6 +461,7 @@ ALIKE = {
     "--kv-channels": "latent attention has sizes of its own",
     "--fp8-format": "e4m3 has as many bytes as hybrid",
     "--fp8-recipe": "without --fp8-format, or the default",
+    "--fp4-recipe": "without --fp4-format",
     "--softmax-type": "off-by-one is a constant in the sum",
     "--window-attn-skip-freq": "without --window-size",
     "--cp-comm-type": "without context parallelism",

@@ -37,14 +37,15 @@ MODEL_HARDWARE = (
     ("llama3-8b", "dgx-h100", "flash", "fp8"),
     ("gemma-7b", "rtx4090", "flash", "bf16"),
     ("mixtral-8x7b", "dgx-h200", "flash", "bf16"),
-    ("qwen3-30b-a3b", "gb200-nvl72", "flash", "fp8"),
+    ("qwen3-30b-a3b", "gb200-nvl72", "flash", "mxfp8"),
     ("gpt-oss-120b", "mi300x", "flash", "bf16"),
-    ("deepseek-v3", "dgx-h100", "flash", "fp8"),
+    ("deepseek-v3", "dgx-h100", "flash", "fp8-blockwise"),
     ("deepseek-v3.2", "dgx-h200", "flash", "bf16"),
-    ("qwen3-next-80b", "dgx-b200", "flash", "fp8"),
+    ("qwen3-next-80b", "dgx-b200", "flash", "nvfp4"),
     ("nemotron-3-nano", "gb200-nvl72", "flash", "bf16"),
 )
-"""One of every kind: dense, MoE, latent attention, window, indexer, recurrence; tied, untied; fused, not; fp8."""
+"""One of every kind: dense, MoE, latent attention, window, indexer, recurrence; tied, untied; fused, not;
+8 and 4 bits."""
 
 ANY = Range(minimum=1, maximum=2**20)
 """As a number of GPUs or a batch: the costs of a layout do not depend on what else a job admits."""

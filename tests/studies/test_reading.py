@@ -43,7 +43,7 @@ def test_examples_are_studies(path: Path) -> None:
         ({"grid__num_gpus": "8"}, "grid.num_gpus"),
         ({"grid__num_gpus": [True]}, "grid.num_gpus[0]"),
         ({"grid__global_batch_size": [10**9]}, "less than or equal to"),
-        ({"grid__precision": ["fp4"]}, "'bf16' or 'fp8'"),
+        ({"grid__precision": ["fp4"]}, "'mxfp8' or 'nvfp4'"),
         ({"what_if": [{"name": "a"}]}, "either path with a list of values, or cases"),
         ({"what_if": [{"name": "a", "path": "x", "set": [1], "add": [1]}]}, "exactly one of"),
         ({"what_if": [{"name": "a", "cases": [{"name": "x"}, {"name": "x"}]}]}, "the case 'x' stands there twice"),

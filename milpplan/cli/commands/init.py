@@ -12,6 +12,7 @@ from milpplan.cli.command import choice, count_or_range, positive, whole
 from milpplan.cli.outcome import say, say_error
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.problem import load_hardware, load_model
+from milpplan.problem.hardware import PRECISIONS
 from milpplan.problem.problem import MAX_BATCH, MAX_GPUS, MAX_SEQUENCE
 from milpplan.reports import write_whole
 from milpplan.reports.files import check_writable
@@ -52,7 +53,8 @@ def ask(path: Path, force: bool) -> str:
     batch = _answer("Global batch size (sequences, or LO:HI:STEP)", count(MAX_BATCH, "the batch"), "512")
     length = str(spec.default_sequence_length)
     length = _answer("Sequence length (tokens)", lambda text: whole(text, "the length", MAX_SEQUENCE), length)
-    precision = _answer("Precision, bf16 or fp8", lambda text: choice(text, "precision", ("bf16", "fp8")), "bf16")
+    formats = f"Precision, {' or '.join(PRECISIONS)}"
+    precision = _answer(formats, lambda text: choice(text, "precision", PRECISIONS), "bf16")
     tokens = _answer("Tokens of the whole run, such as 15e12 (0: not known)", _amount, "0")
     price = _answer("Price of an hour of one GPU (0: not known)", _amount, "0") if float(tokens) else "0"
     lines = [f'model = "{model}"', f'hardware = "{hardware}"', f'gpus = "{gpus}"', f'global-batch = "{batch}"']

@@ -19,12 +19,12 @@ from milpplan.launchers.megatron.flags import COMMIT, Arguments, Values, checked
 from milpplan.launchers.megatron.gpt_neox import from_neox
 from milpplan.launchers.megatron.megatron_deepspeed import from_megatron_deepspeed
 from milpplan.launchers.megatron.plan_arguments import (
+    check_engine,
     check_problem,
     for_version,
     job_of,
     megatron_launch,
     plan_of,
-    recipe_note,
     software_of,
 )
 from milpplan.launchers.megatron.programs import from_other_script, from_primus
@@ -254,8 +254,7 @@ def imported_from(read: Given, request: ImportRequest) -> Imported:
     there, notes = software_of(given, request.hardware, built, sizes_of(given, world).ep)
     if given.given("--fp16"):
         notes.append("fp16 is priced as bf16; the scaling of the loss and its checks are not counted.")
-    if job.precision == "fp8":
-        notes.append(recipe_note(given, there.accelerator))
+    check_engine(job.precision, there.accelerator)
     notes += _padding(given, built.vocab_size)
     _check_priced(given)
     problem = Problem(model=built, hardware=there, job=job)

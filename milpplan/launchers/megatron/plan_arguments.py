@@ -7,7 +7,6 @@ of NVIDIA/Megatron-LM named here; core_v0.13.0 and before have neither Megatron-
 
 from __future__ import annotations
 
-import re
 from collections.abc import Container
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -51,6 +50,7 @@ from milpplan.problem import (
     Problem,
     validated,
 )
+from milpplan.problem.hardware import QUANTIZATIONS, PrecisionName
 
 NEWEST = MEGATRON.versions[0]
 LACKS: dict[str, tuple[str, ...]] = {
@@ -169,6 +169,8 @@ def check_problem(problem: Problem, version: str) -> None:
     if problem.job.optimizer == "muon" and version != MEGATRON.versions[0]:
         why = f"the job has the optimizer muon, and {version} reduces and shards otherwise"
         refusals.append(Refusal(why))
+    if problem.job.precision in ("fp8-blockwise", "mxfp8", "nvfp4") and version != MEGATRON.versions[0]:
+        refusals.append(Refusal(f"the job is in {problem.job.precision}, which is not written for {version}"))
     refuse(MEGATRON.name, refusals)
     check_version(version, _model(problem))
 
@@ -292,11 +294,29 @@ def _states(problem: Problem, layout: Layout) -> Pairs:
 def _kernels(problem: Problem) -> Pairs:
     unfused = problem.job.attention_kernel == "unfused"
     pairs: Pairs = {"--bf16": (), "--attention-backend": ("unfused" if unfused else "auto",)}
-    if problem.job.precision == "fp8":
-        pairs |= {"--fp8-format": ("hybrid",), "--fp8-recipe": ("tensorwise",)}
-        if problem.hardware.software.fp8_weights_only:
-            pairs["--fp8-param-gather"] = ()
+    pairs |= RECIPES[problem.job.precision]
+    if problem.hardware.software.fp8_weights_only:
+        pairs |= dict.fromkeys(weight_flags(problem.job.precision), ())
     return pairs | {"--cross-entropy-loss-fusion": (), "--cross-entropy-fusion-impl": ("native",)}
+
+
+RECIPES: dict[PrecisionName, Pairs] = {
+    "bf16": {},
+    "fp8": {"--fp8-format": ("hybrid",), "--fp8-recipe": ("delayed",)},
+    "fp8-tensorwise": {"--fp8-format": ("hybrid",), "--fp8-recipe": ("tensorwise",)},
+    "fp8-blockwise": {"--fp8-format": ("hybrid",), "--fp8-recipe": ("blockwise",)},
+    "mxfp8": {"--fp8-format": ("e4m3",), "--fp8-recipe": ("mxfp8",)},
+    "nvfp4": {"--fp4-format": ("e2m1",), "--fp4-recipe": ("nvfp4",)},
+}
+"""Number formats in Megatron-LM's arguments."""
+
+
+def weight_flags(precision: PrecisionName) -> tuple[str, ...]:
+    """Name the switches that keep weights in the number format alone (``Software.fp8_weights_only``)."""
+    if precision == "mxfp8":
+        return "--fp8-param-gather", "--reuse-grad-buf-for-mxfp8-param-ag"
+    engine = QUANTIZATIONS[precision].engine
+    return {"bf16": (), "fp8": ("--fp8-param-gather",), "nvfp4": ("--fp4-param-gather",)}[engine]
 
 
 def _environment(layout: Layout) -> dict[str, str]:
@@ -348,7 +368,7 @@ def job_of(given: Arguments, world: int) -> Job:
     if not given.given("--bf16") and not half:
         raise InvalidInputError(
             "The run is in fp32, without --bf16 or --fp16.",
-            "Expected bf16 or fp16, with or without fp8: other formats are not priced.",
+            "Expected bf16 or fp16, with or without fp8 or fp4: other formats are not priced.",
             "Add --bf16 to compare it as a run in bf16.",
         )
     if given.text("--optimizer") not in ("adam", *MUON):
@@ -367,15 +387,51 @@ def job_of(given: Arguments, world: int) -> Job:
         "num_gpus": world,
         "global_batch_size": given.count("--global-batch-size", given.needed("--micro-batch-size") * sizes.dp),
         "sequence_length": given.needed("--seq-length"),
-        "precision": "fp8" if given.given("--fp8-format") else "bf16",
+        "precision": _precision(given),
         "attention_kernel": "unfused" if backend in ("unfused", "local") or local else "flash",
         "grad_dtype": "bf16" if coarse else "fp32",
         "mtp_layers": mtp_layers(given),
         **_muon(given),
     }
-    # It has no effect without --fp8-format; with it, recipe_note says which parts are priced.
-    given.text("--fp8-recipe")
     return validated(Job, data, "the job that the arguments describe")
+
+
+def _precision(given: Arguments) -> PrecisionName:
+    """Read the number format of matrix products.
+
+    Raises:
+        InvalidInputError: the recipe is not priced.
+    """
+    for bits in ("8", "4"):
+        recipe = given.text(f"--fp{bits}-recipe") or ""
+        if given.given(f"--fp{bits}-format"):
+            known = {
+                flags[name][0]: key for key, flags in RECIPES.items() if (name := f"--fp{bits}-recipe") in flags
+            }
+            if recipe not in known:
+                raise InvalidInputError(
+                    f"--fp{bits}-recipe is {recipe}.",
+                    f"Expected one of {', '.join(known)}: what another does is not known.",
+                    f"Leave it out to compare it with {next(iter(known))}.",
+                )
+            return known[recipe]
+    return "bf16"
+
+
+def check_engine(precision: PrecisionName, accelerator: Accelerator) -> None:
+    """Refuse a number format without arithmetic on the accelerator.
+
+    Raises:
+        InvalidInputError: the accelerator has no such products.
+    """
+    if accelerator.engine(precision) is None:
+        written = " ".join(word for flag, values in RECIPES[precision].items() for word in (flag, *values))
+        raise InvalidInputError(
+            f"The arguments ask for {written}, which {accelerator.name} does not have.",
+            "Expected Blackwell for mxfp8 and nvfp4, Hopper or Blackwell for blockwise, fp8 for the others: "
+            "Transformer Engine has none elsewhere (pytorch/quantization.py).",
+            "Choose another recipe, or another --hardware.",
+        )
 
 
 def _muon(given: Arguments) -> dict[str, str]:
@@ -511,50 +567,6 @@ def _zero_stage(given: Arguments) -> int:
     return names[strategy or "no_shard"]
 
 
-RECIPES = {
-    "delayed": "scales of earlier steps, and one pass over each input, which is what is priced",
-    "tensorwise": "priced as one pass over each input; the pass before it, which finds the largest value, is not "
-    "counted",
-    "blockwise": "priced with one scale a tensor; the scales of blocks of 128 values (3 % more bytes of fp8 "
-    "tensors) and their slower products are not counted",
-    "mxfp8": "priced with one scale a tensor; the scales of blocks of 32 values (3 % more bytes of fp8 tensors) "
-    "are not counted",
-}
-"""Recipes of fp8, with the parts that are priced and those that are not. All of them are priced alike."""
-_BLACKWELL = re.compile(r"\bG?B(?:100|10|200|300)\b|RTX PRO \d+|RTX 50\d\d")
-_HOPPER = re.compile(r"\bG?H(?:20|100|200|800)\b")
-
-
-def recipe_note(given: Arguments, accelerator: Accelerator) -> str:
-    """Describe which parts of an fp8 recipe are priced.
-
-    Raises:
-        InvalidInputError: the accelerator has no such arithmetic, or the recipe is not priced.
-    """
-    recipe = given.text("--fp8-recipe") or ""
-    blocks = {"mxfp8": (_BLACKWELL,), "blockwise": (_HOPPER, _BLACKWELL)}
-    needs = {"mxfp8": "compute capability 10.0 (Blackwell) or later", "blockwise": "9.0 (Hopper) or later"}
-    if accelerator.fp8 is None:
-        raise InvalidInputError(
-            f"--fp8-format is given, and {accelerator.name} has no fp8.",
-            "Expected hardware with fp8.",
-            "Choose another --hardware.",
-        )
-    if recipe not in RECIPES:
-        raise InvalidInputError(
-            f"--fp8-recipe is {recipe}.",
-            f"Expected one of {', '.join(RECIPES)}: what another does is not known.",
-            "Leave it out to compare it with delayed scaling.",
-        )
-    if recipe in blocks and not any(pattern.search(accelerator.name) for pattern in blocks[recipe]):
-        raise InvalidInputError(
-            f"--fp8-recipe is {recipe}, which {accelerator.name} does not have.",
-            f"Expected a GPU of {needs[recipe]}: Transformer Engine has none below it (pytorch/quantization.py).",
-            "Choose another --fp8-recipe (delayed, tensorwise), or another --hardware.",
-        )
-    return f"--fp8-recipe {recipe}: {RECIPES[recipe]}."
-
-
 _CAPACITY = "--moe-expert-capacity-factor"
 _STATE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 
@@ -570,7 +582,8 @@ def _state_bytes(given: Arguments) -> int:
         _STATE_BYTES[given.text(name) or "fp32"]
         for name in ("--main-params-dtype", "--exp-avg-dtype", "--exp-avg-sq-dtype")
     )
-    whole = given.given("--fp16") or (given.given("--fp8-format") and given.text("--fp8-recipe") != "delayed")
+    whole = given.given("--fp16") or given.given("--fp4-param-gather")
+    whole |= given.given("--fp8-format") and given.text("--fp8-recipe") != "delayed"
     return (main if whole else 2) + first + second
 
 
@@ -593,8 +606,9 @@ def software_of(
         )
     if dispatcher is not None and ep > 1:
         changes["deduplicated_dispatch"] = dispatcher == "flex"
-    if given.given("--fp8-format"):
-        changes["fp8_weights_only"] = given.given("--fp8-param-gather")
+    if flags := weight_flags(_precision(given)):
+        # MXFP8 without the reuse keeps a bf16 buffer of all weights.
+        changes["fp8_weights_only"] = set(map(given.given, flags)) == {True}
     if given.given("--use-precision-aware-optimizer"):
         changes["optimizer_state_bytes"] = _state_bytes(given)
     if float(given.values.get(_CAPACITY, ("0",))[0]) >= 1:

@@ -56,6 +56,8 @@ _OFF = {
 }
 """Switches that turn a setting off, by the name of the setting in Megatron-LM's namespace."""
 _KEYS = {
+    "fp4": "fp4-format",
+    "fp4_param": "fp4-param-gather",
     "fp8": "fp8-format",
     "fp8_param": "fp8-param-gather",
     "no_load_optim": "no-load-optim",

@@ -35,7 +35,8 @@ def selective_modules(model: ModelSpec, job: Job) -> tuple[str, ...]:
 
     Without a flash kernel these are the attention scores (``core_attn``). With one: norms, activations of experts,
     and the expanded queries, keys and values of latent attention. A dense layer with grouped-query attention has
-    none of them, because Transformer Engine fuses its norms into its products.
+    none of them, because Transformer Engine fuses its norms into its products. Delayed scaling of fp8 leaves only
+    the latter (core/transformer/transformer_config.py:2002).
     """
     if job.attention_kernel == "unfused":
         return ("core_attn",)
@@ -43,12 +44,9 @@ def selective_modules(model: ModelSpec, job: Job) -> tuple[str, ...]:
     experts = [isinstance(kind.mlp, MixtureOfExperts) for kind in model.kinds]
     if not all(a or b for a, b in zip(latent, experts, strict=True)):
         return ()
-    modules = ["layernorm"]
-    if any(experts):
-        modules.append("moe_act")
-    if any(latent):
-        modules.append("mla_up_proj")
-    return tuple(modules)
+    wanted = {"layernorm": job.precision != "fp8", "moe_act": any(experts) and job.precision != "fp8"}
+    wanted["mla_up_proj"] = any(latent)
+    return tuple(name for name, is_so in wanted.items() if is_so)
 
 
 def kept_notes(model: ModelSpec, job: Job, modules: str) -> tuple[str, ...]:
@@ -65,6 +63,11 @@ def kept_notes(model: ModelSpec, job: Job, modules: str) -> tuple[str, ...]:
         notes.append(
             "Selective recomputation: the norm before the attention is part of a product of Transformer Engine "
             "and keeps its output, which the plan counts as dropped."
+        )
+    if job.precision == "fp8":
+        notes.append(
+            "Selective recomputation: with delayed scaling Megatron-LM keeps norms and activations of experts, "
+            "which the plan counts as dropped."
         )
     dense = any(isinstance(kind.mlp, DenseMlp) for kind in model.kinds)
     shared = any(
@@ -131,8 +134,8 @@ def _selective(model: ModelSpec, job: Job, plan: Plan) -> dict[str, Values]:
     if not modules:
         raise IllegalPlanError(
             "All layers are recomputed selectively, with a flash attention kernel.",
-            "Expected layers with experts or latent attention: of others --recompute-modules can drop neither the "
-            "norms, which are part of the products, nor the activation.",
+            "Expected layers with experts (not with delayed fp8) or latent attention: of others "
+            "--recompute-modules can drop neither the norms, which are part of the products, nor the activation.",
             "Solve again with --fix recompute=none or recompute=full, or --fix recompute_modules=mlp.",
         )
     return {"--recompute-granularity": ("selective",), "--recompute-modules": modules}

@@ -310,6 +310,10 @@ def _recompute(s: Sizes) -> str:
     return ""
 
 
+DELAYED = frozenset(("moe_act", "layernorm"))
+"""Modules that delayed scaling of fp8 does not recompute."""
+
+
 def _modules(s: Sizes) -> str:
     if not s.given.given("--recompute-modules"):
         return ""
@@ -322,7 +326,7 @@ def _modules(s: Sizes) -> str:
     if "mla_up_proj" in modules and not s.given.given("--multi-latent-attention"):
         return "mla_up_proj without --multi-latent-attention"
     delayed = s.given.given("--fp8-format") and s.given.text("--fp8-recipe") == "delayed"
-    return "moe_act or layernorm with delayed fp8" if delayed and {"moe_act", "layernorm"} & set(modules) else ""
+    return "moe_act or layernorm with delayed fp8" if delayed and DELAYED & set(modules) else ""
 
 
 def _gather(s: Sizes) -> str:
@@ -447,6 +451,11 @@ RULES: Mapping[str, tuple[str, Check]] = {
         "A:1095",
         _needs("--fp8-param-gather", "--use-distributed-optimizer", "--use-megatron-fsdp", "--use-torch-fsdp2")),
     "fp8_gather_is_fp8": ("A:1090-1098", _needs("--fp8-param-gather", "--fp8-format")),
+    "fp4_gather_is_fp4": ("A:1104", _needs("--fp4-param-gather", "--fp4-format")),
+    "fp4_or_fp8": ("A:1100", _excludes("--fp4-format", "--fp8-format")),
+    "mxfp8_gather_is_fp8": (
+        "core/distributed/distributed_data_parallel_config.py:259",
+        _needs("--reuse-grad-buf-for-mxfp8-param-ag", "--fp8-param-gather")),
     "fsdp_checkpoints": ("A:1150-1170, A:1684", _fsdp),
     "torch_fsdp": ("A:1031-1045", _torch_fsdp),
     "latent_attention_has_no_groups": ("A:1973", _excludes("--multi-latent-attention", "--group-query-attention")),
@@ -530,15 +539,16 @@ def megatron_limits(problem: Problem) -> dict[str, Limit]:
 
     Source: Megatron-LM training/arguments.py:1095, core/transformer/transformer_config.py:2612.
     """
-    limits = {}
+    limits, sets = {}, problem.module_sets
     if problem.space.recompute_modules != (NO_MODULES,) and not selective_modules(problem.model, problem.job):
-        named = tuple(modules for modules in problem.module_sets if modules != NO_MODULES)
-        limits["recompute_modules"] = Limit(
-            named or problem.module_sets,
-            "--recompute-modules names no other part of dense layers with grouped queries",
-        )
-    if problem.job.precision == "fp8" and problem.hardware.software.fp8_weights_only:
-        limits["zero_stage"] = Limit((1, 2, 3), "--fp8-param-gather needs --use-distributed-optimizer")
+        sets = tuple(modules for modules in sets if modules != NO_MODULES) or sets
+    if problem.job.precision == "fp8":
+        sets = tuple(modules for modules in sets if not DELAYED & {*modules.split("+")}) or (NO_MODULES,)
+    if sets != problem.module_sets:
+        why = "--recompute-modules names no other part of dense layers with grouped queries, and with delayed fp8 "
+        limits["recompute_modules"] = Limit(sets, f"{why}neither {' nor '.join(sorted(DELAYED))}")
+    if problem.job.precision != "bf16" and problem.hardware.software.fp8_weights_only:
+        limits["zero_stage"] = Limit((1, 2, 3), "gathers of quantized weights need --use-distributed-optimizer")
     if _experts_have_biases(problem):
         limits["etp"] = Limit((1,), "it splits no experts with biases (core/transformer/transformer_config.py)")
     if problem.job.optimizer == "muon":

@@ -26,7 +26,9 @@ from milpplan.launchers.capabilities import NO_GROUPS, TRANSFORMER_ENGINE, Capab
 from milpplan.launchers.expressible import check_replicas
 from milpplan.launchers.megatron.flags import Arguments, Values, megatron_flags, pattern_flags
 from milpplan.launchers.megatron.launcher import Megatron, imported_from
+from milpplan.launchers.megatron.plan_arguments import RECIPES as MEGATRON_RECIPES
 from milpplan.launchers.megatron.plan_arguments import check_problem as check_megatron
+from milpplan.launchers.megatron.plan_arguments import weight_flags
 from milpplan.launchers.megatron.rules import (
     MEGATRON,
     MEGATRON_LIMITS,
@@ -40,6 +42,7 @@ from milpplan.launchers.settings import Settings, admitted, check_words, wrong_v
 from milpplan.launchers.shell import pairs_of, script_commands, unknown_in
 from milpplan.launchers.shell.launch_text import Given, program_place, world_of
 from milpplan.problem import LatentAttention, Plan, Problem
+from milpplan.problem.hardware import PrecisionName
 from milpplan.problem.reading import shown
 
 Kind = Literal["value", "on", "off", "pair", "words", "pattern", "text"]
@@ -129,14 +132,21 @@ CONSTANT = {
     "comm_overlap": "null",
 }
 """Settings that a recipe may enable and a plan does not have: an export disables them."""
+_RECIPES: dict[str, PrecisionName] = {
+    "bf16_mixed": "bf16",
+    "bf16_with_fp8_delayed_scaling_mixed": "fp8",
+    "bf16_with_fp8_current_scaling_mixed": "fp8-tensorwise",
+    "bf16_with_fp8_subchannel_scaling_mixed": "fp8-blockwise",
+    "bf16_with_mxfp8_mixed": "mxfp8",
+    "bf16_with_nvfp4_mixed": "nvfp4",
+}
+BESIDE_BF16 = ("bf16", "fp8-blockwise")
+"""Number formats whose weights it does not keep in the format alone."""
 PRECISIONS: Mapping[str, dict[str, Values]] = {
-    "bf16_mixed": {"--bf16": ()},
-    "bf16_with_fp8_current_scaling_mixed": {
-        "--bf16": (),
-        "--fp8-format": ("hybrid",),
-        "--fp8-recipe": ("tensorwise",),
-        "--fp8-param-gather": (),
-    },
+    name: {"--bf16": ()}
+    | MEGATRON_RECIPES[precision]
+    | dict.fromkeys(() if precision in BESIDE_BF16 else weight_flags(precision), ())
+    for name, precision in _RECIPES.items()
 }
 """Values of ``mixed_precision`` with the equivalent arguments of Megatron-LM."""
 
@@ -460,10 +470,7 @@ reads the config of its checkpoint first.
 WITHOUT_NAME = {
     "--max-position-embeddings": "follows from model.seq_length (models/gpt_provider.py, provide)",
     "--group-query-attention": "follows from model.num_query_groups",
-    "--bf16": "part of mixed_precision",
-    "--fp8-format": "part of mixed_precision",
-    "--fp8-recipe": "part of mixed_precision",
-    "--fp8-param-gather": "part of mixed_precision",
+    **dict.fromkeys((flag for flags in PRECISIONS.values() for flag in flags), "part of mixed_precision"),
     "--attention-backend": "auto is the default",
 }
 """Arguments of Megatron-LM without a setting of their own, with reasons."""
@@ -507,10 +514,12 @@ class MegatronBridge:
                 "a flash kernel",
                 "Solve again with --attention flash.",
             )
-        if job.precision == "fp8" and not problem.hardware.software.fp8_weights_only:
+        alone = job.precision not in BESIDE_BF16
+        if job.precision != "bf16" and problem.hardware.software.fp8_weights_only != alone:
+            name = next(name for name, precision in _RECIPES.items() if precision == job.precision)
             raise _refused(
-                "weights are kept in bf16 beside fp8 products",
-                "fp8 weights alone (fp8_weights_only), as in mixed_precision=bf16_with_fp8_current_scaling_mixed",
+                f"weights are {'' if alone else 'not '}kept in bf16 beside {job.precision} products",
+                f"fp8_weights_only = {str(alone).lower()}, as in mixed_precision={name}",
                 "Describe the software so, or solve again with --precision bf16.",
             )
         positions = model.max_position_embeddings
@@ -546,7 +555,7 @@ class MegatronBridge:
             "The sizes are those of the plan; activation function, rotary base and router's scores are the "
             "recipe's: give RECIPE one of your model's family where they matter."
         )
-        if problem.job.precision == "fp8":
+        if problem.job.precision == "fp8-tensorwise":
             notes.append(
                 "This mixed_precision runs the first and the last layer in bf16; the plan counts them as fp8."
             )
@@ -585,7 +594,7 @@ def _sections(given: Arguments, core: Launch, latent: bool, lacking: str) -> tup
         row = rows[of_flag[name.flag]] if name.flag in of_flag else off
         if text is not None:
             row.update(dict.fromkeys((key for key in name.keys if key != lacking), (text,)))
-    named = next(name for name, flags in PRECISIONS.items() if flags.keys() == _precision(given).keys())
+    named = next(name for name, flags in PRECISIONS.items() if flags == _precision(given))
     rows["KERNEL_ARGS"]["mixed_precision"] = (named,)
     off |= {key: (value,) for key, value in CONSTANT.items()}
     parts = [replace(part, arguments=rows[part.name]) for part in core.sections if rows[part.name]]
@@ -593,8 +602,8 @@ def _sections(given: Arguments, core: Launch, latent: bool, lacking: str) -> tup
 
 
 def _precision(given: Arguments) -> dict[str, tuple[str, ...]]:
-    flags = PRECISIONS["bf16_with_fp8_current_scaling_mixed"]
-    return {flag: values for flag, values in given.values.items() if flag in flags}
+    written = {flag for flags in PRECISIONS.values() for flag in flags}
+    return {flag: values for flag, values in given.values.items() if flag in written}
 
 
 def _script(launch: Launch, version: str) -> str:

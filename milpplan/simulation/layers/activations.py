@@ -2,7 +2,7 @@
 
 ``layer_activations`` counts the activations by recompute mode. Source: Korthikanti et al. 2022 section 4 (the
 terms of sbh(34 + 5as/h)), with flash attention (no score matrix; a float of statistics per query and head), gated
-MLPs, grouped-query and latent attention, experts and fp8 (inputs of matrix products saved in one byte).
+MLPs, grouped-query and latent attention, experts and quantized inputs of matrix products (a copy is kept).
 Routed-expert activations are not divided by ep. ``Software`` (``milpplan.problem.hardware``) holds the bytes that
 kernels in single operators keep beside this.
 
@@ -78,7 +78,7 @@ def layer_activations(problem: Problem, kind: LayerRun, columns: LayoutColumns) 
     shard = Shard.of(problem, columns)
     flash = problem.job.attention_kernel == "flash"
     stream = BF16_BYTES * shard.tokens * shard.hidden / shard.sequence_tp
-    linear_input = _input_bytes(problem) * shard.tokens * shard.hidden / shard.sequence_tp
+    linear_input = shard.operand_bytes * shard.tokens * shard.hidden / shard.sequence_tp
     attention_needs, mlp_needs = _needs_inputs(shard, kind)
     attention_kept, attention_dropped = _attention(shard, kind)
     mlp_kept, mlp_dropped, workspace = _mlp(shard, kind)
@@ -128,13 +128,13 @@ def _module_bytes(shard: Shard, kind: LayerRun) -> FloatArray:
         statistics = 4 * tokens * mixer.num_attention_heads / shard.tp + _exchanged_outputs(shard, mixer)
         dropped["core_attn"] = statistics if job.attention_kernel == "flash" else _attention(shard, kind)[1]
     if isinstance(mixer, LatentAttention):
-        dropped["layernorm"] = _input_bytes(shard.problem) * stream + copies
+        dropped["layernorm"] = shard.operand_bytes * stream + copies
         widths = 2 * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim) + mixer.v_head_dim
         dropped["mla_up_proj"] = BF16_BYTES * tokens * mixer.num_attention_heads / shard.tp * widths
     if isinstance(mlp, MixtureOfExperts):
         dropped["layernorm"] = dropped.get("layernorm", 0.0) + block_input + copies
         width = mlp.intermediate_size / shard.columns.etp
-        dropped["moe_act"] = _input_bytes(shard.problem) * routed_rows(shard, mlp) * width
+        dropped["moe_act"] = shard.operand_bytes * routed_rows(shard, mlp) * width
         dropped["moe"] = _mlp(shard, kind)[0] - block_input
         shared = DenseMlp(intermediate_size=mlp.shared_intermediate_size or 1, gated=mlp.gated)
         # Router and shared expert keep the same tensor; fp8 keeps a separate copy.
@@ -209,11 +209,6 @@ def _kept_products(shard: Shard, kind: LayerRun) -> FloatArray:
     return np.asarray(BF16_BYTES * tokens * (widths + summed) + 4 * tokens * heads + outputs)
 
 
-def _input_bytes(problem: Problem) -> int:
-    """Return the bytes of an element of a saved matrix-product input."""
-    return 1 if problem.job.precision == "fp8" else BF16_BYTES
-
-
 def _norm_copies(shard: Shard, kind: LayerRun) -> FloatArray:
     """Count the bytes that the norm of each block keeps beside a fused kernel's, and the gathered outputs.
 
@@ -226,7 +221,7 @@ def _norm_copies(shard: Shard, kind: LayerRun) -> FloatArray:
     mixes = not isinstance(kind.attention, NoBlock)
     attention_needs, mlp_needs = _needs_inputs(shard, kind)
     inputs = (mixes and attention_needs) + (kind.has_dense_part and mlp_needs)
-    gathered = inputs * _input_bytes(shard.problem) * elements * (1 - 1 / shard.sequence_tp)
+    gathered = inputs * shard.operand_bytes * elements * (1 - 1 / shard.sequence_tp)
     kept = ~shard.columns.gather_again | software.gathered_inputs
     return np.asarray(copies + np.where(kept, gathered, 0.0))
 
@@ -252,7 +247,7 @@ def _attention(shard: Shard, kind: LayerRun) -> tuple[FloatArray, FloatArray]:
         return np.zeros_like(tokens), np.zeros_like(tokens)
     if isinstance(attention, LinearRecurrence):
         # The gated norm's output is the input of a product.
-        output = _input_bytes(shard.problem) * tokens * widths(attention).values / tp
+        output = shard.operand_bytes * tokens * widths(attention).values / tp
         kept = BF16_BYTES * tokens * recurrence.kept_elements(attention) / tp + output
         return kept, output if job.attention_kernel == "flash" else np.zeros_like(tokens)
     heads = attention.num_attention_heads / tp
@@ -311,9 +306,9 @@ def _mlp(shard: Shard, kind: LayerRun) -> tuple[FloatArray, FloatArray, FloatArr
     width = moe.intermediate_size / shard.columns.etp
     matrices = 2 if moe.gated else 1
     hidden = moe.latent_size or shard.hidden
-    inputs = _input_bytes(problem) * rows * hidden * shard.trains(*up_outputs(moe, width))
+    inputs = shard.operand_bytes * rows * hidden * shard.trains(*up_outputs(moe, width))
     up = BF16_BYTES * rows * matrices * width
-    down_input = _input_bytes(problem) * rows * width * shard.trains("down_proj")
+    down_input = shard.operand_bytes * rows * width * shard.trains("down_proj")
     # Router probabilities and indices in fp32, and the expert outputs that the probabilities weight.
     local = shard.tokens / shard.tp
     routing = 8 * local * moe.num_experts + BF16_BYTES * local * moe.num_experts_per_tok * hidden
@@ -337,7 +332,7 @@ def _dense(shard: Shard, mlp: DenseMlp) -> tuple[FloatArray, FloatArray, FloatAr
     """Count the bytes of a dense MLP, as ``_mlp`` does."""
     matrices = 2 if mlp.gated else 1
     width = mlp.intermediate_size / shard.tp
-    element = _input_bytes(shard.problem)
+    element = shard.operand_bytes
     up = BF16_BYTES * shard.tokens * matrices * width
     down_input = element * shard.tokens * width * shard.trains("down_proj")
     linear_input = element * shard.tokens * shard.hidden / shard.sequence_tp
@@ -420,7 +415,7 @@ def _deferred_attention(shard: Shard, kind: LayerRun) -> FloatArray:
     qk_dim = attention.qk_nope_head_dim + attention.qk_rope_head_dim
     q_rank, kv_rank = attention.q_lora_rank or 0, attention.kv_lora_rank
     # Inputs of the up projections, and gradients of the outputs of the down projections.
-    inner = BF16_BYTES * (q_rank * trains("q_b_proj") + kv_rank * trains("kv_b_proj"))
+    inner: float = BF16_BYTES * (q_rank * trains("q_b_proj") + kv_rank * trains("kv_b_proj"))
     down = q_rank * trains("q_a_proj") + (kv_rank + attention.qk_rope_head_dim) * trains("kv_a_proj_with_mqa")
     inner = inner + element * down
     if attention.indexer is not None:

@@ -15,15 +15,14 @@ import numpy.typing as npt
 
 from milpplan.errors import InvalidInputError
 from milpplan.problem import Accelerator, GemmTable, Precision, SizeCurve
+from milpplan.problem.hardware import QUANTIZATIONS, PrecisionName
 
 FloatArray = npt.NDArray[np.float64]
 Numbers = float | npt.NDArray[np.floating] | npt.NDArray[np.integer]
-GemmPrecision = Literal["bf16", "fp8"]
 Mask = Literal["causal", "full"]
 
 FP32_BYTES = 4
 BF16_BYTES = 2
-FP8_BYTES = 1
 TINY = np.finfo(np.float64).tiny
 """Smallest size whose logarithm is taken."""
 EXPOSED_SUM_FRACTION = 0.6
@@ -114,35 +113,34 @@ def interpolate_table(table: GemmTable, m: Numbers, n: Numbers, k: Numbers) -> F
     return interpolate_grid(*_table_arrays(table), (m, n, k))
 
 
-def engine_of(accelerator: Accelerator, precision: GemmPrecision) -> Precision:
+def engine_of(accelerator: Accelerator, precision: PrecisionName) -> Precision:
     """Return the matrix engine of a number format.
 
     Raises:
         InvalidInputError: the accelerator has no such engine.
     """
-    engine = accelerator.bf16 if precision == "bf16" else accelerator.fp8
+    engine = accelerator.engine(precision)
     if engine is None:
         raise InvalidInputError(
             f"{accelerator.name} has no {precision} matrix engine.",
             "A precision that the hardware file describes was expected.",
-            "Use bf16, or add [accelerator.fp8] to the hardware file.",
+            f"Use bf16, or add accelerator.{QUANTIZATIONS[precision].rate or precision} to the hardware file.",
         )
     return engine
 
 
-def gemm_bytes(precision: GemmPrecision, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
+def gemm_bytes(precision: PrecisionName, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
     """Count the bytes that one product (m x k)(k x n) reads and writes.
 
-    b (m k + k n) + 2 m n, with b = 2 in bf16 and 1 in fp8, output in bf16: each operand passes memory once.
-    m, n, k: elements, any shapes that broadcast.
+    b (m k + k n) + 2 m n, with b = 2 in bf16, 1 in fp8 and ``Quantization.copy_bytes`` elsewhere, output in bf16:
+    each operand passes memory once. m, n, k: elements, any shapes that broadcast.
     """
-    input_bytes = FP8_BYTES if precision == "fp8" else BF16_BYTES
-    return input_bytes * (m * k + k * n) + BF16_BYTES * m * n
+    return np.asarray(QUANTIZATIONS[precision].copy_bytes * (m * k + k * n) + BF16_BYTES * m * n)
 
 
 def gemm_s(
     accelerator: Accelerator,
-    precision: GemmPrecision,
+    precision: PrecisionName,
     m: Numbers,
     n: Numbers,
     k: Numbers,
@@ -151,7 +149,7 @@ def gemm_s(
     """Time ``count`` equal matrix products (m x k)(k x n) in one launch, such as those of the experts of a rank.
 
     count * max(2 m n k / (peak * sustained * eff(m, n, k)), (b (m k + k n) + 2 m n) / (bandwidth * eff_bw)) +
-    kernel latency, with b = 2 bytes an input element in bf16 and 1 in fp8, output in bf16; 0 where count m n k =
+    kernel latency, with b bytes an input element as in ``gemm_bytes``, output in bf16; 0 where count m n k =
     0. The efficiency is that of a single product: an upper bound where a product does not fill the accelerator.
     m, n, k: elements; count: products; any shapes that broadcast; returns seconds.
     Source: roofline (Williams et al. 2009) with a measured compute ceiling, the table of the hardware file.
@@ -168,7 +166,7 @@ def gemm_s(
 
 def weight_gradient_s(
     accelerator: Accelerator,
-    precision: GemmPrecision,
+    precision: PrecisionName,
     m: Numbers,
     n: Numbers,
     k: Numbers,

@@ -583,9 +583,8 @@ def _mixture_of_experts(shard: Shard, moe: MixtureOfExperts, tally: Tally) -> No
         forward, backward = forward + up[0] + down[0], backward + up[1] + down[1]
         up_weight, down_weight = up[2], down[2]
     backward = backward + up_weight + down_weight
-    if precision == "fp8":
-        cast = shard.memory_bound(4.0 * rows * (hidden + width))
-        forward, backward = forward + cast, backward + cast
+    cast = shard.cast(rows * (hidden + width))
+    forward, backward = forward + cast, backward + cast
     tally.compute(forward, backward, up_weight + down_weight)
     activation = shard.memory_bound(BF16_BYTES * rows * width * (matrices + 1))
     activation_back = shard.memory_bound(BF16_BYTES * rows * width * (2 * matrices + 1))

@@ -633,7 +633,8 @@ def mfu(problem: Problem, tokens_per_s: float, num_gpus: int) -> float:
     peak = 0.0
     for hardware, count in zip(problem.node_types, problem.node_gpus, strict=True):
         gpu = hardware.accelerator
-        engine = gpu.fp8 if problem.job.precision == "fp8" and gpu.fp8 is not None else gpu.bf16
+        engine = gpu.engine(problem.job.precision)
+        assert engine is not None, "a problem has checked that"
         peak += (count if problem.other_hardware else num_gpus) * engine.peak_flops_per_s
     flops = model_flops_per_token(problem.model, problem.job.sequence_length, problem.job.mtp_layers)
     if problem.inference:

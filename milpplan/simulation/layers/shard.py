@@ -265,9 +265,14 @@ class Shard:
         return self.problem.model.hidden_size
 
     @property
-    def operand_bytes(self) -> int:
+    def operand_bytes(self) -> float:
         """Bytes of an element of a product's inputs."""
-        return kernels.FP8_BYTES if self.problem.job.precision == "fp8" else BF16_BYTES
+        return self.problem.job.quantization.copy_bytes
+
+    def cast(self, elements: FloatArray | float) -> FloatArray:
+        """Time the kernels that quantize inputs of products, in seconds; 0 in bf16."""
+        pass_bytes = self.problem.job.quantization.pass_bytes
+        return self.memory_bound(pass_bytes * elements) if pass_bytes else np.zeros(())
 
     @property
     def gathered_bytes(self) -> FloatArray:
@@ -297,16 +302,15 @@ class Shard:
     def gemm(self, m: FloatArray, n: FloatArray | float, k: FloatArray | float, matrices: Outputs) -> Product:
         """Time forward, input gradient and weight gradient of a linear layer of m tokens from width k to n.
 
-        fp8 adds one pass over the inputs (read bf16, write fp8 and its transpose) before each product. With LoRA
+        In 8 or 4 bits the input and the output gradient are quantized before (``Quantization``). With LoRA
         the weights are frozen, and the adapters' products are added. ``matrices``: the matrices that it joins.
         """
         gpu, precision = self.problem.hardware.accelerator, self.problem.job.precision
         forward = kernels.gemm_s(gpu, precision, m, n, k)
         dgrad = kernels.gemm_s(gpu, precision, m, k, n)
         wgrad = kernels.weight_gradient_s(gpu, precision, n, k, m, 1.0, self.grad_bytes, self.fused_sums)
-        if precision == "fp8":
-            forward = forward + self.memory_bound(4.0 * m * k)
-            dgrad = dgrad + self.memory_bound(4.0 * m * n)
+        forward = forward + self.cast(m * k)
+        dgrad = dgrad + self.cast(m * n)
         if self.problem.job.lora is not None:
             added = self.adapters(m, k, matrices)
             forward, dgrad, wgrad = forward + added[0], dgrad + added[1], added[2]

@@ -315,7 +315,7 @@ def _precision(text: str | None, notes: list[str]) -> Literal["bf16", "fp8"]:
             notes.append(f"{text} priced as bf16")
         return "bf16"
     if "fp4" in word:
-        raise UnstatedError(f"precision {text} is not modelled")
+        raise UnstatedError(f"precision {text}: the source does not say which layers stay in bf16")
     if "fp8" in word or "float8" in word:
         if word != "fp8":
             notes.append(f"{text} priced as fp8")
@@ -606,7 +606,7 @@ def _rate(run: Run, measured: Measured, statement: Statement) -> tuple[float, st
         kind = "hardware" if any(word in words for word in ("hardware", "hfu", "hw ")) else "model"
         return measured.tflops_per_gpu * TERA, f"{kind} FLOP/s"
     hardware, precision = statement.problem.hardware, statement.problem.job.precision
-    engine = hardware.accelerator.fp8 if precision == "fp8" else hardware.accelerator.bf16
+    engine = hardware.accelerator.engine(precision)
     assert engine is not None
     peak = SOURCE_PEAK.get((hardware.name, precision), engine.peak_flops_per_s)
     if measured.mfu:
