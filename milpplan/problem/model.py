@@ -94,20 +94,21 @@ class LinearRecurrence(Record):
     """Token mixer that carries a state from chunk to chunk instead of attending to all keys.
 
     Every value head has a state of ``key_head_dim`` x ``value_head_dim``. A short causal convolution precedes the
-    recurrence, a gate and a norm follow it.
+    recurrence (not in lightning attention), a gate and a norm follow it.
     """
 
     type: Literal["recurrence"] = "recurrence"
-    update: Literal["delta", "ssm"]
-    """``delta``: gated delta rule (Qwen3-Next); ``ssm``: Mamba-2, whose keys are B, queries C and values x."""
+    update: Literal["delta", "ssm", "lightning"]
+    """``delta``: gated delta rule (Qwen3-Next); ``ssm``: Mamba-2, whose keys are B, queries C and values x;
+    ``lightning``: lightning attention (MiniMax-01), whose decays are constants."""
     num_key_heads: PositiveInt
     """Heads of queries and keys; of Mamba-2, the groups."""
     num_value_heads: PositiveInt
     key_head_dim: PositiveInt
     """Of Mamba-2, the size of the state."""
     value_head_dim: PositiveInt
-    conv_kernel: PositiveInt = 4
-    """Tokens of the convolution."""
+    conv_kernel: Count = 4
+    """Tokens of the convolution; 0: there is none."""
     conv_bias: bool = False
     bias: bool = False
     """Both projections have biases."""

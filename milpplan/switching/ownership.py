@@ -42,7 +42,7 @@ from milpplan.problem import (
 from milpplan.problem.hardware import FP32_STATE_BYTES
 from milpplan.problem.model import Mixer
 from milpplan.simulation import BoolArray, IntArray
-from milpplan.simulation.layers import padded_vocab_size, total_parameters, widths
+from milpplan.simulation.layers import DECAYS, padded_vocab_size, total_parameters, widths
 
 Split = Literal["rows", "columns", "none"]
 """Dimension that tensor parallelism (etp for experts) divides: outputs of the first linear layer of a pair, inputs
@@ -170,16 +170,18 @@ def _linear_recurrence(hidden: int, mixer: LinearRecurrence) -> Named:
     key, value = keys * mixer.key_head_dim, values * mixer.value_head_dim
     for name, width, heads in (("query", key, keys), ("key", key, keys), ("value", value, values)):
         yield f"in.{name}.weight", _rows(width, hidden, heads)
-        yield f"conv.{name}.weight", _rows(width, mixer.conv_kernel, heads)
+        if mixer.conv_kernel:
+            yield f"conv.{name}.weight", _rows(width, mixer.conv_kernel, heads)
         if mixer.conv_bias:
             yield f"conv.{name}.bias", _rows(width, 1, heads)
     gates = widths(mixer).gates
     yield "in.gate.weight", _rows(value, hidden, values)
-    yield "in.decay.weight", _rows(gates, hidden, values)
+    if gates:
+        yield "in.decay.weight", _rows(gates, hidden, values)
+        yield "decay", _rows(DECAYS[mixer.update][1] * values, 1, values)
     if mixer.bias:
         yield "in.bias", _rows(widths(mixer).projected, 1)
         yield "out.bias", _vector(hidden)
-    yield "decay", _rows((2 if mixer.update == "delta" else 3) * values, 1, values)
     yield "norm.weight", _vector(mixer.value_head_dim) if mixer.update == "delta" else _rows(value, 1, values)
     yield "out.weight", _columns(hidden, value, values)
 

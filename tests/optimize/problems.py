@@ -120,7 +120,8 @@ def random_model(rng: random.Random, family: str) -> ModelSpec:
 
 
 def _hybrid_runs(rng: random.Random, attention: Any, dense: DenseMlp, experts: MixtureOfExperts) -> list[LayerRun]:
-    """Two to four kinds of layers: gated delta net, gated attention, and Mamba-2 or a feed-forward block alone."""
+    """Two to four kinds of layers: gated delta net, gated attention, lightning attention, and Mamba-2 or a
+    feed-forward block alone."""
     heads, groups = attention.num_attention_heads, attention.num_key_value_heads
     delta, ssm = (
         LinearRecurrence(
@@ -128,8 +129,11 @@ def _hybrid_runs(rng: random.Random, attention: Any, dense: DenseMlp, experts: M
         )
         for update, size in (("delta", 64), ("ssm", attention.head_dim))
     )
+    sizes = {"update": "lightning", "num_key_heads": heads, "conv_kernel": 0}
+    lightning = delta.model_copy(update=sizes)
     gated = attention.model_copy(update={"output_gate": True})
     kinds: list[tuple[Any, Any]] = [(delta, dense), (gated, experts), (ssm, NoBlock()), (NoBlock(), dense)]
+    kinds.append((lightning, experts))
     return [
         LayerRun(
             count=rng.randint(1, 2),

@@ -111,6 +111,24 @@ def test_missing_tie_word_embeddings_takes_the_class_default() -> None:
     assert not model_from_config(llama, "llama").tie_word_embeddings
 
 
+def test_lightning_attention_is_read_in_both_spellings() -> None:
+    """Text-01's own file lists 0 and 1 and fixes the block; 45.9 of its 456 billion parameters work for a token
+    beside embedding and head, as published (arXiv 2501.08313)."""
+    config = config_of("minimax-text-01")
+    model = model_from_config(config, "m")
+    own = {key: value for key, value in config.items() if key not in ("layer_types", "block_size")}
+    own |= {"model_type": "minimax_text_01", "attn_type_list": ([0] * 7 + [1]) * 10, "postnorm": True}
+    own |= {"shared_intermediate_size": 0, "shared_moe_mode": "sigmoid"}
+    assert model_from_config(own, "m") == model
+    ends = 2 * 200064 * 6144
+    idle = 80 * 30 * 3 * 6144 * 9216
+    assert total_parameters(model) - ends - idle == pytest.approx(45.9e9, rel=2e-3)
+    with pytest.raises(InvalidInputError, match="attn_type_list"):
+        model_from_config(own | {"attn_type_list": [0, 1]}, "m")
+    with pytest.raises(InvalidInputError, match="shared_intermediate_size"):
+        model_from_config(own | {"shared_intermediate_size": 64}, "m")
+
+
 def test_transformers_5_spelling_of_experts_is_understood() -> None:
     """Version 5 saves num_local_experts where the Hub's Qwen3-MoE has num_experts."""
     config = config_of("qwen3-30b-a3b")

@@ -46,6 +46,11 @@ MAMBA = LinearRecurrence(
     chunk_size=128,
 )  # fmt: skip
 """Of Nemotron-3 Nano."""
+LIGHTNING = LinearRecurrence(
+    update="lightning", num_key_heads=64, num_value_heads=64, key_head_dim=128, value_head_dim=128, conv_kernel=0,
+    chunk_size=256,
+)  # fmt: skip
+"""Of MiniMax-Text-01."""
 MLP = DenseMlp(intermediate_size=1024)
 
 
@@ -61,6 +66,9 @@ def test_sizes_by_hand() -> None:
     assert scan_bytes(DELTA)[0] == 2 * 32 * (7 * 128 + 6 * 128 + 2 * 64 + 2 * 128 * 128 / 64)
     assert scan_flops(MAMBA) == 8 * 2 * 128 * 128 + 64 * (2 * 128 * 64 + 4 * 128 * 64)
     assert scan_bytes(MAMBA)[0] == 2 * (8 * (4 * 128 + 4 * 128) + 64 * (5 * 64 + 6 * 128 * 64 / 128))
+    assert scan_flops(LIGHTNING) == 64 * (2 * 256 * 128 + 2 * 256 * 128 + 4 * 128 * 128)
+    assert scan_bytes(LIGHTNING) == (2 * 64 * 4 * 128, 2 * 64 * 20 * 128)
+    assert widths(LIGHTNING).projected == 4 * 64 * 128
     assert (widths(DELTA).projected, widths(DELTA).convolved) == (2 * 2048 + 2 * 4096 + 64, 2 * 2048 + 4096)
     assert (widths(MAMBA).projected, widths(MAMBA).convolved) == (2 * 4096 + 2 * 1024 + 64, 4096 + 2 * 1024)
 
@@ -84,7 +92,7 @@ def test_measured_forwards(hardware: str, batch: int, length: int, heads: int, m
     assert 2 < backward / forward < 3
 
 
-@pytest.mark.parametrize("mixer", [DELTA, MAMBA])
+@pytest.mark.parametrize("mixer", [DELTA, MAMBA, LIGHTNING])
 def test_one_block_layers_add_up(mixer: LinearRecurrence) -> None:
     """A mixer alone and a feed-forward block alone have the parameters, compute and kept bytes of both in a layer,
     whose tensors are those of the parameter count."""
@@ -107,6 +115,19 @@ def test_one_block_layers_add_up(mixer: LinearRecurrence) -> None:
     local = local_layer_parameters(problem, both, columns).dense[0]
     split = layer_parameters(problem.model, both)
     assert local == split.tensor_parallel / 2 + split.replicated
+
+
+def test_lightning_attention_by_hand() -> None:
+    """A layer of MiniMax-Text-01: four projections and a norm, 14 of its widths kept, and time that grows with the
+    length where that of softmax attention grows with its square."""
+    run = LayerRun(count=1, attention=LIGHTNING, mlp=NoBlock(), num_norms=1)
+    problem = with_layers(run)
+    assert layer_parameters(problem.model, run).total == 5 * 2688 * 8192 + 8192 + 2688
+    kept = layer_activations(problem, run, columns_of()).kept[0]
+    assert kept == 2 * 8192 * (2 * 2688 + (4 + 3 + 1 + 1) * 8192)
+    gpu = load_hardware("dgx-h100").accelerator
+    times = [scan_s(gpu, LIGHTNING, length, 1, length)[0] - gpu.kernel_latency_s for length in (8192, 65536)]
+    assert times[1] == pytest.approx(8 * times[0])
 
 
 def test_context_parallel_ranks_exchange_heads() -> None:

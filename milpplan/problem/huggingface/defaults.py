@@ -86,6 +86,7 @@ CLASS_DEFAULTS: dict[str, dict[str, object]] = {
     "cohere2": {"max_position_embeddings": 8192, "tie_word_embeddings": True},
     "granitemoe": {"max_position_embeddings": 2048},
     "dots1": {"max_position_embeddings": 2048},
+    "minimax": {"max_position_embeddings": 131072},
     "minimax_m2": {"max_position_embeddings": 196608},
     "mimo_v2_flash": {"max_position_embeddings": 131072},
     "llama4_text": {"max_position_embeddings": 131072, "use_qk_norm": True, "no_rope_layer_interval": 4},
@@ -207,6 +208,7 @@ _FAMILY_REASONS |= {
         "olmoe": "norm_topk_prob",
         "phimoe": "input_jitter_noise",
         "dots1": "n_group topk_group norm_topk_prob routed_scaling_factor scoring_func topk_method",
+        "minimax": "",
         "minimax_m2": "use_routing_bias scoring_func",
         "mimo_v2_flash": "n_group topk_group norm_topk_prob routed_scaling_factor scoring_func topk_method",
         "ernie4_5_moe": "moe_norm_min",
@@ -219,6 +221,15 @@ _FAMILY_REASONS |= {
 _FAMILY_REASONS["mimo_v2_flash"] |= {
     "numbers within kernels": "attention_value_scale layernorm_epsilon swa_rope_theta",
     "the window, which sliding_window says": "attention_chunk_size",
+}
+_FAMILY_REASONS["minimax"] |= {
+    "factors of the residual stream, and which tensor it takes": (
+        "full_attn_alpha_factor full_attn_beta_factor linear_attn_alpha_factor linear_attn_beta_factor "
+        "mlp_alpha_factor mlp_beta_factor layernorm_full_attention_alpha layernorm_full_attention_beta "
+        "layernorm_linear_attention_alpha layernorm_linear_attention_beta layernorm_mlp_alpha layernorm_mlp_beta "
+        "postnorm"
+    ),
+    "the gate of shared experts, of which there are none": "shared_moe_mode",
 }
 _FAMILY_REASONS["granitemoe"] = _FAMILY_REASONS["mixtral"] | _FAMILY_REASONS["granite"]
 _FAMILY_REASONS["smollm3"] = {
@@ -298,7 +309,6 @@ OBSTACLES: Final = {
     "jamba": ("layers of Mamba", "mixtral"),
     "mamba2": ("layers of Mamba-2", "llama"),
     "lfm2": ("short convolutions", "llama"),
-    "minimax": ("layers of lightning attention", "mixtral"),
     "minimax_m3": ("sparse attention over selected blocks", "minimax_m2"),
     "deepseek_v4": ("compressed sparse attention and several residual streams", "deepseek_v3"),
     "nemotron-nas": ("layers that differ one by one, some without attention", "llama"),

@@ -612,6 +612,8 @@ BUILDERS: dict[str, Builder] = {
 RENAMED: Final = {
     "kimi_k2": "deepseek_v3",
     "mimo": "qwen2",
+    "minimax_m1": "minimax",
+    "minimax_text_01": "minimax",
     "qwen2_vl": "qwen2",
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl": "qwen2",
@@ -620,8 +622,8 @@ RENAMED: Final = {
     "qwen3_vl_moe_text": "qwen3_moe",
 }
 """Families whose language model is that of another family, under a name of their own. Source: transformers 5.23.0
-(the classes of the text parts); the code beside Kimi-K2's and MiMo-7B's weights, which inherits from the other
-family's classes."""
+(the classes of the text parts); the code beside Kimi-K2's, MiMo-7B's and MiniMax's weights, whose layers are those
+of the other family's classes."""
 
 _GPT2_NAMES: dict[str, tuple[str, ...]] = {
     HIDDEN: ("n_embd",),
@@ -647,6 +649,7 @@ ALIASES: dict[str, dict[str, tuple[str, ...]]] = {
         "n_routed_experts": ("num_local_experts",),
         "head_dim": ("attention_head_dim",),
     },
+    "minimax": {"num_local_experts": ("num_experts",)},
     "minimax_m2": {"num_local_experts": ("num_experts",)},
     "mimo_v2_flash": {"n_routed_experts": ("num_local_experts",)},
     "granitemoe": {"num_local_experts": ("num_experts",)},

@@ -21,14 +21,7 @@ from milpplan.problem.reading import shown
 def _qwen_mixers(fields: Fields) -> list[Mixer]:
     """Build gated delta nets, and gated attention in every fourth (or ``full_attention_interval``-th) layer."""
     interval = fields.integer("full_attention_interval", default=4)
-    listed = fields.sequence("layer_types")
-    if listed is None:
-        listed = [_QWEN_TYPES[(layer + 1) % interval == 0] for layer in range(fields.num_layers)]
-    if len(listed) != fields.num_layers or not set(map(str, listed)) <= set(_QWEN_TYPES):
-        raise fields.refuse(
-            f"layer_types is {shown(listed)}.",
-            f"Expected {' or '.join(_QWEN_TYPES)} for each of {fields.num_layers} layers.",
-        )
+    is_full = _full_layers(fields, [(layer + 1) % interval == 0 for layer in range(fields.num_layers)])
     fields.must_be("attn_output_gate", True, "attention has a gate")
     fields.must_be("use_sliding_window", False, "attention is full")
     attention = biased_attention(fields, qk_norm="per_head").model_copy(update={"output_gate": True})
@@ -40,10 +33,23 @@ def _qwen_mixers(fields: Fields) -> list[Mixer]:
         value_head_dim=fields.integer("linear_value_head_dim"),
         conv_kernel=fields.integer("linear_conv_kernel_dim"),
     )
-    return [attention if kind == _QWEN_TYPES[True] else delta_net for kind in listed]
+    return [attention if full else delta_net for full in is_full]
 
 
-_QWEN_TYPES = ("linear_attention", "full_attention")
+_TYPES = ("linear_attention", "full_attention")
+
+
+def _full_layers(fields: Fields, default: list[bool]) -> list[bool]:
+    """Read which layers attend fully: ``layer_types``, or the default of the class."""
+    listed = fields.sequence("layer_types")
+    if listed is None:
+        return default
+    if len(listed) != fields.num_layers or not set(map(str, listed)) <= set(_TYPES):
+        raise fields.refuse(
+            f"layer_types is {shown(listed)}.",
+            f"Expected {' or '.join(_TYPES)} for each of {fields.num_layers} layers.",
+        )
+    return [kind == _TYPES[True] for kind in listed]
 
 
 def _qwen3_next(fields: Fields, name: str) -> ModelSpec:
@@ -155,7 +161,34 @@ _NEMOTRON_SIZES = (
 """Keys of blocks that a model may lack."""
 
 
+def _minimax(fields: Fields, name: str) -> ModelSpec:
+    """Build lightning and softmax attention: by ``layer_types``, or by ``attn_type_list`` in files for the code
+    beside the weights, whose block is fixed."""
+    numbers, layers = fields.sequence("attn_type_list"), range(fields.num_layers)
+    if numbers is not None and (len(numbers) != len(layers) or any(one not in (0, 1) for one in numbers)):
+        raise fields.refuse(f"attn_type_list is {shown(numbers)}.", "Expected 0 or 1 for every layer.")
+    fields.must_be("shared_intermediate_size", 0, "there are no shared experts")
+    is_full = _full_layers(
+        fields, [layer % 2 == 0 if numbers is None else numbers[layer] == 1 for layer in layers]
+    )
+    attention = attention_of(fields).model_copy(update={"sliding_window": fields.window()})
+    heads, size = attention.num_attention_heads, attention.head_dim
+    lightning = LinearRecurrence(
+        update="lightning",
+        num_key_heads=heads,
+        num_value_heads=heads,
+        key_head_dim=size,
+        value_head_dim=size,
+        conv_kernel=0,
+        chunk_size=fields.integer("block_size", default=None if numbers is None else 256),
+    )
+    mixers: list[Mixer] = [attention if full else lightning for full in is_full]
+    experts = experts_of(fields, "num_local_experts", "intermediate_size")
+    return model_of(fields, name, runs(mixers, [experts] * len(mixers)))
+
+
 BUILDERS: dict[str, Builder] = {
+    "minimax": _minimax,
     "qwen3_next": _qwen3_next,
     "qwen3_5_text": _qwen3_5,
     "qwen3_5_moe_text": _qwen3_5_moe,

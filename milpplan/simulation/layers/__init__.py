@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from milpplan.simulation.layers.layer_time import flash_core_s, kv_heads_per_rank, layer_seconds
     from milpplan.simulation.layers.paired_layers import LAYER_COMMUNICATION, least_paired_ns
     from milpplan.simulation.layers.parameter_counts import (
+        DECAYS,
         LayerParameters,
         active_parameters,
         adapter_parameters,

@@ -149,29 +149,34 @@ class Widths:
         return self.convolved + self.values + self.gates
 
 
+DECAYS = {"delta": (2, 2), "ssm": (1, 3), "lightning": (0, 0)}
+"""Numbers of a value head by kind of recurrence: computed of every token, and weights beside them."""
+
+
 def widths(mixer: LinearRecurrence) -> Widths:
     """Return the widths of a recurrence."""
     return Widths(
         keys=mixer.num_key_heads * mixer.key_head_dim,
         values=mixer.num_value_heads * mixer.value_head_dim,
-        gates=mixer.num_value_heads * (2 if mixer.update == "delta" else 1),
+        gates=mixer.num_value_heads * DECAYS[mixer.update][0],
     )
 
 
 def _linear_recurrence(hidden: int, mixer: LinearRecurrence) -> LayerParameters:
     """Count the projections, the convolution, decays (with their biases, and skips of Mamba-2) and the gated norm.
 
-    ``h*p + v*h + conv*kernel + 2 or 3 a``, with p and v the widths of ``Widths`` and a value heads. The
-    norm has v weights in Mamba-2, and in a delta rule the width of a head. Source: transformers 5.23.0,
-    ``Qwen3NextGatedDeltaNet``, ``NemotronHMamba2Mixer``.
+    ``h*p + v*h + conv*kernel + 0, 2 or 3 a``, with p and v the widths of ``Widths`` and a value heads. The
+    norm has v weights, and in a delta rule the width of a head. Source: transformers 5.23.0,
+    ``Qwen3NextGatedDeltaNet``, ``NemotronHMamba2Mixer``, ``MiniMaxLightningAttention``.
     """
     width = widths(mixer)
     divided = hidden * (width.projected + width.values) + width.convolved * (mixer.conv_kernel + mixer.conv_bias)
     divided += mixer.bias * width.projected
     copied = mixer.bias * hidden
+    divided += DECAYS[mixer.update][1] * mixer.num_value_heads
     if mixer.update == "delta":
-        return LayerParameters(divided + 2 * mixer.num_value_heads, copied + mixer.value_head_dim)
-    return LayerParameters(divided + 3 * mixer.num_value_heads + width.values, copied)
+        return LayerParameters(divided, copied + mixer.value_head_dim)
+    return LayerParameters(divided + width.values, copied)
 
 
 def _feed_forward(hidden: int, intermediate: int, gated: bool, bias: bool) -> tuple[int, int]:
@@ -548,7 +553,8 @@ def scan_flops(mixer: LinearRecurrence) -> float:
     """Count the FLOPs a token of a scan's forward, over all heads; a backward has twice as many.
 
     Delta rule, for every value head: 6 C K for K K', Q K' and T K; 4 C V for T V and (Q K') V; 6 K V for the
-    state's update and two reads. Mamba-2: 2 C N for every group, 2 C P + 4 N P for every head.
+    state's update and two reads. Mamba-2: 2 C N for every group, 2 C P + 4 N P for every head. Lightning attention
+    as Mamba-2, with a group for every head.
     """
     heads, chunk = mixer.num_value_heads, mixer.chunk_size
     key, value = mixer.key_head_dim, mixer.value_head_dim

@@ -1,4 +1,5 @@
-"""Sizes, FLOPs and time of linear recurrences: gated delta net and Mamba-2, computed by a scan over chunks.
+"""Sizes, FLOPs and time of linear recurrences, computed by a scan over chunks: gated delta net, Mamba-2 and
+lightning attention.
 
 Within a chunk of C tokens the scan multiplies matrices, from chunk to chunk it hands on a state of K x V a head.
 Its Triton kernels move more bytes than their products need, and no measured kernel comes near a matrix engine's
@@ -6,7 +7,8 @@ rate: the time is that of the bytes and of the chunks that follow one another.
 
 Sources: Yang et al. 2024 (Gated delta networks) section 3; Dao and Gu 2024 (Mamba-2) section 6; the operators of
 Megatron-LM@d98e8a64 core/ssm; the kernels of fla-org/flash-linear-attention@bc3b101d ops/gated_delta_rule/chunk.py
-and of state-spaces/mamba ops/triton/ssd_combined.py.
+and of state-spaces/mamba ops/triton/ssd_combined.py; for lightning attention MiniMax 2025 (arXiv 2501.08313)
+section 2.2 and OpenNLPLab/lightning-attention@2363947 lightning_attn/ops/triton/lightning_attn2.py.
 """
 
 from __future__ import annotations
@@ -26,10 +28,18 @@ SCAN_MEMORY_FRACTION = 0.5
 Fitted with ``CHUNK_S`` to 1,800 forwards of gated delta nets on H100, B200 and GB200 with 4,096 tokens and more
 (ai-dynamo/aiconfigurator@095f58a51, SGLang 0.5.14 and TensorRT-LLM 1.3.0rc20, copies of flash-linear-attention's
 kernels): medians by table from 8 % too fast to 32 % too slow, 79 % too slow for TensorRT-LLM on H100. Neither
-backwards nor the training kernels of Mamba-2 were measured.
+backwards nor the training kernels of Mamba-2 and lightning attention were measured.
 """
 CHUNK_S = 2e-6
 """Seconds from one chunk's state to the next, a head's chunks following one another; fitted as above."""
+
+
+SCAN_TENSORS = {
+    "delta": ((7, 6, 2, 2), (20, 15, 2, 4)),
+    "ssm": ((4, 5, 4, 6), (7, 14, 6, 18)),
+    "lightning": ((2, 2, 0, 0), (11, 9, 0, 0)),
+}
+"""Keys, values, matrices of a chunk and states that a scan moves, forward and backward (``scan_bytes``)."""
 
 
 def scan_bytes(mixer: LinearRecurrence) -> tuple[float, float]:
@@ -39,13 +49,15 @@ def scan_bytes(mixer: LinearRecurrence) -> tuple[float, float]:
 
         delta rule   7 K + 6 V + 2 C + 2 K V / C     backward  20 K + 15 V + 2 C + 4 K V / C
         Mamba-2      4 N/r + 5 P + 4 C/r + 6 N P / C  backward  7 N/r + 14 P + 6 C/r + 18 N P / C
+        lightning    2 K + 2 V                        backward  11 K + 9 V
 
-    for every value head, r heads to a group, 2 bytes an element (Mamba-2's states in 4).
+    for every value head, r heads to a group, 2 bytes an element (Mamba-2's states in 4). States of lightning
+    attention stay in registers.
     """
     chunk, key, value = mixer.chunk_size, mixer.key_head_dim, mixer.value_head_dim
-    share, counts = 1.0, ((7, 6, 2, 2), (20, 15, 2, 4))
+    share, counts = 1.0, SCAN_TENSORS[mixer.update]
     if mixer.update == "ssm":
-        share, counts = mixer.num_key_heads / mixer.num_value_heads, ((4, 5, 4, 6), (7, 14, 6, 18))
+        share = mixer.num_key_heads / mixer.num_value_heads
     forward, backward = (
         BF16_BYTES * mixer.num_value_heads * (share * (a * key + c * chunk) + b * value + d * key * value / chunk)
         for a, b, c, d in counts
@@ -79,9 +91,12 @@ def passes_elements(mixer: LinearRecurrence) -> float:
     """Count the elements a token that the operators between projections and scan read and write forward.
 
     Both: the convolution. Delta rule: copies and norms of queries and keys, their copies for every value head,
-    copies of values and gate. Mamba-2: copies of the kernel's input and output.
+    copies of values and gate. Mamba-2: copies of the kernel's input and output. Lightning attention, without a
+    convolution: the activation of queries, keys and values, their copies by head, and one of the output.
     """
     width = widths(mixer)
+    if mixer.update == "lightning":
+        return 4.0 * width.convolved + 2 * width.values
     if mixer.update == "delta":
         repeated = mixer.num_value_heads * mixer.key_head_dim
         return 2.0 * width.convolved + 10 * width.keys + 2 * repeated + 4 * width.values
@@ -93,9 +108,12 @@ def kept_elements(mixer: LinearRecurrence) -> float:
 
     Delta rule: the projection's output (input of the convolution), copy of the gate, normed queries and keys and
     their copies for every value head, values, a chunk's inverse matrix, output of the scan, gates in fp32.
-    Mamba-2: the projection's output, and the scan's output before and after its gate.
+    Mamba-2: the projection's output, and the scan's output before and after its gate. Lightning attention: the
+    projection's output, activated queries, keys and values, and the scan's output.
     """
     width = widths(mixer)
+    if mixer.update == "lightning":
+        return float(width.projected + width.convolved + width.values)
     if mixer.update == "ssm":
         return float(width.projected + 2 * width.values)
     heads = mixer.num_value_heads
@@ -107,12 +125,15 @@ def workspace_elements(mixer: LinearRecurrence) -> float:
     """Count the elements a token of the temporary tensors of a scan's backward.
 
     Delta rule, for every value head: w, dq, dk, dw; u, dv, du; states and their gradients. Mamba-2: the gradients
-    of the projection's output and of the scan's, states and their gradients in fp32.
+    of the projection's output and of the scan's, states and their gradients in fp32. Lightning attention: the
+    gradients of queries, keys, values and output.
     """
     heads, state = mixer.num_value_heads, mixer.key_head_dim * mixer.value_head_dim / mixer.chunk_size
     if mixer.update == "delta":
         return heads * (4 * mixer.key_head_dim + 3 * mixer.value_head_dim + 2 * state)
     width = widths(mixer)
+    if mixer.update == "lightning":
+        return float(width.convolved + width.values)
     return width.projected + width.values + 4 * heads * state
 
 
