@@ -25,6 +25,7 @@ from milpplan.launchers import TARGETS, ConfigLaunch, ImportRequest, Launch, res
 from milpplan.launchers.deepspeed.launcher import config_of
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem.huggingface import model_from_config
+from tests.launchers.cases import as_run
 from tests.launchers.test_targets import drawn_plan
 
 TINY = {
@@ -104,8 +105,9 @@ def exported_case(title: str, target: str, version: str, problem: Problem, plan:
     files = known.files(launch, "0")
     name, text = next(iter(files.items()))
     back = known.read(ImportRequest(text, name, problem.hardware, model=problem.model))
-    assert same_plan(back.plan, plan), title
-    assert simulate(back.problem, back.plan).step_time_ns == simulate(problem, plan).step_time_ns, title
+    run = as_run(problem, plan, target)
+    assert same_plan(back.plan, run), title
+    assert simulate(back.problem, back.plan).step_time_ns == simulate(problem, run).step_time_ns, title
     return Case(title, problem, plan, launch, files)
 
 
