@@ -313,7 +313,10 @@ def _layout_difference(gap: GapReport, space: SpaceGap) -> str:
     """Describe the difference between the plan and the best known plan of a space."""
     if space.best is None:
         return ""
-    words = layout_words(gap.plan.layout, space.best.layout)
+    own, best = gap.plan.layout, space.best.layout
+    if not (gap.plan.selects or space.best.selects):
+        own = own.model_copy(update={"recompute_modules": best.recompute_modules})
+    words = layout_words(own, best)
     if space.best.virtual_stages == gap.plan.virtual_stages:
         return words or "nothing: it is this plan"
     return f"{words}, stages" if words else "stages"
