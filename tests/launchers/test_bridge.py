@@ -129,6 +129,8 @@ def test_settings_have_one_name() -> None:
     [
         ("--dataset mock", "--dataset x --peft_scheme lora", "peft_scheme"),
         ("--dataset mock", "--dataset x --packed_sequence", "packed_sequence"),
+        ("--dataset mock", "--dataset x --step_func vlm_step", "step_func"),
+        ("--dataset mock", "--dataset x --mode sft", "mode"),
         ("--dataset mock", "model.yaml", "model.yaml"),
         ("--dataset mock", "~optimizer.lr", "optimizer.lr"),
         ("--dataset mock", "$MORE", "MORE"),
@@ -155,6 +157,19 @@ def test_programs_recipes_and_flags_decide(old: str, new: str, word: str) -> Non
     assert old in text
     with pytest.raises(MilpplanError, match=word):
         read(problem, text.replace(old, new))
+
+
+def test_flags_of_the_program_set_what_overrides_do_not() -> None:
+    """Flags, also short ones, come before the overrides, which win."""
+    problem, plan = without_ring(llama_uneven())
+    text = script_of(problem, plan)
+    for setting, flag in (("tensor_model_parallel_size=4", "-tp 4"), ("context_parallel_size=2", "-cp 2")):
+        assert f"    model.{setting}\n" in text
+        text = text.replace(f"    model.{setting}\n", "").replace("--dataset mock", f"--dataset mock {flag}")
+    text = text.replace(
+        "--dataset mock", "--dataset mock --mode pretrain --step-func llm_step -pp 64 --max_steps 9"
+    )
+    assert read(problem, text).plan == plan
 
 
 def test_any_override_can_be_ignored() -> None:

@@ -532,7 +532,7 @@ def test_llama_factory_recomputes_unless_told_otherwise(tmp_path: Path) -> None:
         ("finetuning_type: full", "finetuning_type: lora\nadditional_target: lm_head", "additional_target"),
         ("stage: sft", "stage: dpo", "stage"),
         ("bf16: true", "bf16: true\npure_bf16: true", "pure_bf16"),
-        ("bf16: true", "fp16: true", "mixed_precision"),
+        ("bf16: true", "fp16: true", "fp16"),
         ("bf16: true", "bf16: true\nuse_galore: true", "use_galore"),
         ("bf16: true", "bf16: true\nneat_packing: true", "neat_packing"),
         ("cutoff_len: 2048\n", "", "max_length"),
@@ -579,8 +579,9 @@ def test_axolotl_shards_by_its_settings_of_fsdp() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [
-        ("adapter:", "adapter: lora", "adapter"),
+        ("adapter:", "adapter: qlora", "adapter"),
         ("adamw_torch_fused", "adamw_torch_8bit", "optim"),
+        ("adamw_torch_fused", "adamw_bnb_8bit", "adapters alone"),
         ("num_epochs: 1", "plugins:\n  - axolotl.integrations.liger.LigerPlugin", "plugins"),
         ("num_epochs: 1", "load_in_4bit: true", "load_in_4bit"),
         ("num_epochs: 1", "context_parallel_size: 2", "context_parallel_size"),
@@ -595,10 +596,29 @@ def test_settings_of_axolotl_that_are_not_priced_are_refused_by_name(old: str, n
         trained(AXOLOTL.replace(old, new))
 
 
-def test_axolotl_keeps_unsharded_weights_in_bf16() -> None:
-    """Without FSDP or DeepSpeed nobody keeps them in fp32, which is what is priced."""
-    with pytest.raises(InvalidInputError, match="dtype"):
-        trained(AXOLOTL.partition("fsdp_version")[0])
+def test_adapters_of_axolotl_are_beside_frozen_weights_in_bf16() -> None:
+    """Names of matrices, or all; states in 8 bits with a scale for 256 values; a dropout only if ignored."""
+    base = AXOLOTL.partition("fsdp_version")[0].replace("adapter:", "adapter: lora\nlora_r: 16\nlora_alpha: 32")
+    every = base.replace("adamw_torch_fused", "adamw_bnb_8bit") + "lora_target_linear: true\n"
+    found = trained(every)
+    assert found.problem.job.lora == Lora(rank=16, modules=found.problem.model.linear_modules)
+    assert found.problem.hardware.software.optimizer_state_bytes == 4 + 2 * (256 + 4) / 256
+    assert (found.plan.layout.dp, found.plan.layout.zero_stage) == (8, 0)
+    named = trained(base + "lora_target_modules: [q_proj, v_proj]\n")
+    assert named.problem.job.lora == Lora(rank=16)
+    dropped = every + "lora_dropout: 0.05\n"
+    assert trained(dropped, ignored=("lora_dropout",)).problem.job.lora == found.problem.job.lora
+    with pytest.raises(InvalidInputError, match="lora_dropout"):
+        trained(dropped)
+
+
+def test_unsharded_weights_of_axolotl_have_states_in_bf16() -> None:
+    """Without FSDP or DeepSpeed nobody keeps them in fp32: 8 bytes a parameter, of them 2 of a gradient."""
+    found = trained(AXOLOTL.partition("fsdp_version")[0])
+    job, software = found.problem.job, found.problem.hardware.software
+    assert (job.grad_dtype, software.optimizer_state_bytes, found.plan.layout.zero_stage) == ("bf16", 4, 0)
+    parts = simulate(found.problem, found.plan).stages[0].memory
+    assert parts.optimizer_bytes == 2 * parts.weights_bytes == 2 * parts.gradients_bytes
 
 
 def test_a_yaml_of_trl_needs_what_accelerate_is_told() -> None:

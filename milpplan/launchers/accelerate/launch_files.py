@@ -61,11 +61,12 @@ _TRUE, _FALSE = ("true", "yes", "y", "t", "1"), ("false", "no", "n", "f", "0")
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read launch: Accelerate's settings by name, the trainer's flags with prefix ``FLAG``, and the started
-    program."""
+    """Read launch: Accelerate's settings by name, the trainer's flags with prefix ``FLAG``, the started program,
+    and whose settings these are."""
 
     values: Mapping[str, Any]
     program: str | None
+    launcher: str = "Accelerate and the trainer"
 
 
 def configuration(launch: ConfigLaunch) -> dict[str, Any]:
@@ -148,7 +149,8 @@ def read_files(request: ImportRequest) -> Read:
         if trainer is None:
             return Read(named(flat(data)), None)
         # TRL's releases differ in what they recompute where no flag says it.
-        return Read(named(trainer_values(trainer, data, request)), "sft.py" if trainer is TRL else None)
+        program = "sft.py" if trainer is TRL else None
+        return Read(named(trainer_values(trainer, data, request)), program, trainer.name)
     started = {launched for c in script_commands(text, source) if (launched := _launched(c.words)) is not None}
     if len(started) != 1:
         raise InvalidInputError(

@@ -138,23 +138,29 @@ def imported(request: ImportRequest) -> Imported:
             "Expected the same in both: Transformers compares them.",
             "Correct one of them.",
         )
-    settings, left_out = admitted(values, schema, names, "Accelerate and the trainer", ALL_QUIET)
+    settings, left_out = admitted(values, schema, names, read.launcher, ALL_QUIET)
     _check_program(program, request.source)
     _check_trainer(settings, request.source)
     recompute = _recomputes(settings, program)
-    lora = _adapters(settings, spec)
-    _check_formats(settings, lora is not None)
+    lora = _adapters(settings, spec, names)
+    wrong, states = _wrong_format(settings, lora is not None), _states(settings, lora is not None)
     if settings.get("distributed_type") == "DEEPSPEED":
         result = _under_deepspeed(settings, recompute, replace(request, model=spec, ignored=inner), left_out)
+        if wrong is not None:
+            raise wrong
         return _with_adapters(result, lora)
     plan = plan_of(settings, spec, recompute)
     accumulation = _accumulates(settings, plan)
     settings.looked_at |= {f"{FLAG}{name}" for name in (*LENGTHS, "packing")}
     check_priced(settings, ALL_QUIET)
+    # What the file says and nobody prices is named before what follows from it.
+    if wrong is not None:
+        raise wrong
     length, note = _length(settings)
     gathers = plan.layout.cp > 1 and settings.get(f"{P}cp_comm_strategy") == GATHERS
     software = {"gathered_keys": gathers, **(REDUCED if settings.get("distributed_type") == "FSDP" else {})}
-    problem = problem_of(request, spec, plan.layout, length, software, lora=lora)
+    formats = {"grad_dtype": "bf16"} if states is HALF_STATES else {}
+    problem = problem_of(request, spec, plan.layout, length, software | states, lora=lora, **formats)
     refuse(FSDP2.name, layout_refusals(FSDP2, problem, plan.layout))
     if program is None and read.program is not None:
         left_out = (*left_out, f"{read.program} (what it does besides its flags)")
@@ -172,8 +178,8 @@ def _inner_names(values: Mapping[str, Any], names: Sequence[str], source: str) -
     return tuple(name for name in others if any(is_in(key, name) for key in inside))
 
 
-def _adapters(settings: Settings, model: ModelSpec) -> Lora | None:
-    """Read the LoRA adapters of the trainer; None: all weights are trained.
+def _adapters(settings: Settings, model: ModelSpec, ignored: Sequence[str]) -> Lora | None:
+    """Read the LoRA adapters of the trainer; None: all weights are trained. An ignored dropout is none.
 
     Source: trl 1.16.0, trainer/model_config.py; PEFT's ``all-linear`` leaves out the head.
 
@@ -183,6 +189,8 @@ def _adapters(settings: Settings, model: ModelSpec) -> Lora | None:
     if not settings.switch(f"{FLAG}use_peft"):
         return None
     targets, dropout = (settings.get(f"{FLAG}lora_{name}") for name in ("target_modules", "dropout"))
+    if "lora_dropout" in (name.lstrip("-") for name in ignored):
+        dropout = 0
     kind = settings.get("distributed_type")
     frozen = settings.get(f"{FLAG}dtype") or settings.get(f"{FLAG}torch_dtype")
     wrong = {
@@ -203,6 +211,28 @@ def _adapters(settings: Settings, model: ModelSpec) -> Lora | None:
     settings.looked_at |= {f"{FLAG}lora_{name}" for name in ("alpha", "task_type")}
     modules = None if targets == "all-linear" else targets
     return adapters_of(model, settings.degree(f"{FLAG}lora_r"), modules, "lora_target_modules")
+
+
+OPTIMIZERS: Mapping[str, float] = {
+    **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit"), 4 + 2 * (1 + 4 / 256)),
+    **dict.fromkeys(("paged_adamw", "paged_adamw_32bit"), 12.0),
+}
+"""Bytes of a trained fp32 weight and its two states, by names of bitsandbytes' AdamW: in 8 bits with an fp32 scale
+for each block of 256 values (bitsandbytes 0.45, optim/optimizer.py). Paged states move only where memory ends."""
+
+
+HALF_STATES: dict[str, object] = {"optimizer_state_bytes": 4}
+"""Fields of ``Software`` where whole weights are in bf16: PyTorch's Adam keeps its moments in their format."""
+
+
+def _states(settings: Settings, adapted: bool) -> dict[str, object]:
+    """Read the states of the optimizer, as fields of ``Software``: bitsandbytes' beside adapters, or those of
+    weights in bf16 that nobody copies to fp32."""
+    kind, optimizer = settings.get("distributed_type"), settings.get(f"{FLAG}optim")
+    if adapted and kind != "DEEPSPEED" and optimizer in OPTIMIZERS:
+        return {"optimizer_state_bytes": OPTIMIZERS[optimizer]}
+    half = "bfloat16" in (settings.get(f"{FLAG}dtype"), settings.get(f"{FLAG}torch_dtype"))
+    return HALF_STATES if half and not adapted and kind not in COPIED else {}
 
 
 def _with_adapters(result: Imported, lora: Lora | None) -> Imported:
@@ -360,29 +390,34 @@ def _recomputes(settings: Settings, program: str | None) -> bool:
     return any(given.values())
 
 
-def _check_formats(settings: Settings, adapted: bool) -> None:
-    """Check for bf16 with fp32 weights (any weights where they are frozen beside adapters), and for a fused
-    attention.
+COPIED = ("FSDP", "DEEPSPEED")
+"""Values of ``distributed_type`` under which weights of any format have copies in fp32: Accelerate converts
+sharded weights (utils/fsdp_utils.py, fsdp2_prepare_model), and DeepSpeed keeps such copies of all."""
 
-    Raises:
-        InvalidInputError: the formats or the attention differ.
-    """
+
+def _wrong_format(settings: Settings, adapted: bool) -> InvalidInputError | None:
+    """Check formats, states and the attention: the error about one that is not priced, or None."""
+    kind = settings.get("distributed_type")
     # A configuration of DeepSpeed has the format itself.
     by_file = DEEPSPEED_FILE in settings.values and "mixed_precision" not in settings.values
-    wanted: Mapping[str, tuple[object, ...]] = {
+    wanted: dict[str, tuple[object, ...]] = {
         "mixed_precision": ("bf16", *((settings.get("mixed_precision"),) if by_file else ())),
         f"{FLAG}bf16": (None, True),
         f"{FLAG}attn_implementation": (None, "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"),
     }
-    # Accelerate converts sharded weights to fp32 (utils/fsdp_utils.py, fsdp2_prepare_model), and DeepSpeed keeps
-    # such copies of all. Nothing else does.
-    free = adapted or settings.get("distributed_type") in ("FSDP", "DEEPSPEED")
+    weights = ("auto", "float16") if adapted or kind in COPIED else ()
     for name in (f"{FLAG}dtype", f"{FLAG}torch_dtype"):
-        wanted = {**wanted, name: (None, "float32", *(("auto", "bfloat16", "float16") if free else ()))}
+        wanted[name] = (None, "float32", "bfloat16", *weights)
     for name, values in wanted.items():
         if settings.get(name) not in values:
             priced = " or ".join(str(value).lower() for value in values if value is not None)
-            raise wrong_value(name.lstrip("-"), settings.get(name), f"{priced}, which is priced")
+            return wrong_value(name.lstrip("-"), settings.get(name), f"{priced}, which is priced")
+    optimizer = settings.get(f"{FLAG}optim")
+    if optimizer in OPTIMIZERS and (not adapted or kind == "DEEPSPEED"):
+        # Transformers keeps the states of embeddings in 32 bits, beside those of the rest in 8.
+        expected = "adamw_torch or adamw_torch_fused: these states are priced for adapters alone"
+        return wrong_value("optim", optimizer, expected)
+    return None
 
 
 def _accumulates(settings: Settings, plan: Plan) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.records import ImportRequest
-from milpplan.launchers.settings import flat
+from milpplan.launchers.settings import flat, wrong_value
 from milpplan.problem import parse_json, read_text
 from milpplan.problem.reading import shown
 
@@ -93,7 +93,6 @@ AXOLOTL = Trainer(
         "load_in_4bit": (False,),
         "bf16": (True, "auto", "true"),
         "fp16": (False,),
-        "context_parallel_size": (1,),
         "fsdp_config.fsdp_limit_all_gathers": (True,),
         "fsdp_config.limit_all_gathers": (True,),
         "flash_attn_cross_entropy": (False,),
@@ -101,14 +100,14 @@ AXOLOTL = Trainer(
     quiet={
         r"(test_)?datasets(\[\d+\])?(\..*)?|dataset_.*|val_set_size|chat_template.*|shuffle_.*|train_on_inputs|"
         r"min_sample_len|group_by_length|special_tokens(\..*)?|tokens|tokenizer_.*|pad_to_sequence_len|"
-        r"eval_sample_packing|sample_packing_.*|eot_tokens|default_system_message|roles_to_train": "data",
+        r"eval_sample_packing|sample_packing_.*|eot_tokens|default_system_message|roles_to_train|"
+        r"skip_prepare_dataset": "data",
         r"base_model(_config)?|model_type|revision_of_model|is_.*_derived_model|strict|trust_remote_code": (
             "--model says what the model is"
         ),
         r"num_epochs|lr_scheduler|cosine_.*|saves_per_epoch|evals_per_epoch|wandb_.*|mlflow_.*|comet_.*|"
-        r"early_stopping_.*|save_first_step|auto_resume_.*|trackio_.*|resume_from_checkpoint": (
-            "rates, and works between steps"
-        ),
+        r"early_stopping_.*|save_first_step|auto_resume_.*|trackio_.*|resume_from_checkpoint|lora_model_dir|"
+        r"loss_watchdog_.*": ("rates, and works between steps"),
         r"tf32|ddp_timeout|experimental_skip_move_to_device": "products in fp32, where there are none; the start",
     },
 )
@@ -151,6 +150,14 @@ def trainer_values(trainer: Trainer, data: Mapping[str, Any], request: ImportReq
             "Give --gpus.",
         )
     said = {name: value for name, value in flat(data).items() if value is not None}
+    if trainer is AXOLOTL:
+        said.setdefault("bf16", "auto")
+        if said.pop("context_parallel_size", 1) != 1:
+            raise wrong_value(
+                "context_parallel_size",
+                data["context_parallel_size"],
+                "1: ranks hold consecutive tokens, the last attends to most keys, and others wait unpriced",
+            )
     values: dict[str, Any] = {"num_processes": num_gpus, "mixed_precision": "bf16" if said.get("bf16") else "no"}
     for name, value in said.items():
         if _is_neutral(value, trainer.neutral.get(name, ())) or name in ("deepspeed", "fsdp"):
@@ -164,6 +171,8 @@ def trainer_values(trainer: Trainer, data: Mapping[str, Any], request: ImportReq
     values |= {} if trainer is TRL else _distribution(said, num_gpus)
     if trainer is LLAMA_FACTORY and said.get("finetuning_type") == "lora":
         values |= _factory_adapters(values)
+    if trainer is AXOLOTL and said.get("adapter") == "lora":
+        values |= _axolotl_adapters(values)
     if trainer is LLAMA_FACTORY:
         off = said.get("disable_gradient_checkpointing", False)
         values.pop("--disable_gradient_checkpointing", None)
@@ -202,6 +211,22 @@ def _factory_adapters(values: dict[str, Any]) -> dict[str, Any]:
         "--lora_dropout": dropout,
         "--lora_target_modules": "all-linear" if names == ["all"] else names,
         "--dtype": "bfloat16",
+    }
+
+
+def _axolotl_adapters(values: dict[str, Any]) -> dict[str, Any]:
+    """Take axolotl's settings of adapters out of ``values`` and write them as TRL's flags.
+
+    ``lora_target_linear`` adds every matrix but the head to the names (loaders/adapter.py). Frozen weights are
+    loaded in the format of the products (utils/config/__init__.py).
+    """
+    del values["--adapter"]
+    every = values.pop("--lora_target_linear", False) is True
+    values.setdefault("--lora_dropout", 0.0)
+    return {
+        "--use_peft": True,
+        "--dtype": "bfloat16",
+        **({"--lora_target_modules": "all-linear"} if every else {}),
     }
 
 

@@ -210,6 +210,36 @@ FLAGS: Mapping[str, str] = {
     "--hf-path": "overrides say what the model is",
 }
 """Flags of the program that have no effect on the cost, with reasons."""
+FIELDS: Mapping[str, str] = {
+    **{
+        f"--{name}": f"model.{name}"
+        for name in (
+            *("seq_length", "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
+            *("virtual_pipeline_model_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size"),
+        )
+    },
+    "--global_batch_size": "train.global_batch_size",
+    "--micro_batch_size": "train.micro_batch_size",
+    "--max_steps": "train.train_iters",
+    "--lr": "optimizer.lr",
+    "--min_lr": "optimizer.min_lr",
+    "--warmup_iters": "scheduler.lr_warmup_iters",
+    "--save_dir": "checkpoint.save",
+    "--load_dir": "checkpoint.load",
+    "--save_interval": "checkpoint.save_interval",
+    "--pretrained_checkpoint": "checkpoint.pretrained_checkpoint",
+}
+"""Settings by the flags that set them, before the overrides (0.6.0, scripts/training/run_recipe.py)."""
+SHORT: Mapping[str, str] = {
+    "-ms": "--max_steps", "-gb": "--global_batch_size", "-mb": "--micro_batch_size", "-sl": "--seq_length",
+    "-tp": "--tensor_model_parallel_size", "-pp": "--pipeline_model_parallel_size",
+    "-cp": "--context_parallel_size", "-vp": "--virtual_pipeline_model_parallel_size",
+    "-ep": "--expert_model_parallel_size", "-etp": "--expert_tensor_parallel_size",
+    "--step-func": "--step_func",
+}  # fmt: skip
+"""Other names of flags."""
+PRETRAINS: Mapping[str, tuple[str, ...]] = {"--mode": ("pretrain",), "--step_func": ("gpt_step", "llm_step")}
+"""Values of flags with which the program trains all weights of a decoder on texts."""
 
 
 def imported(request: ImportRequest) -> Imported:
@@ -227,7 +257,7 @@ def imported(request: ImportRequest) -> Imported:
     words, world, program = _command(request.text, request.source)
     said, others = _said(words, request.source)
     schema = {key: (None, "text") for name in NAMES for key in name.keys}
-    schema |= dict.fromkeys((*CONSTANT, "mixed_precision", *FLAGS), (None, "text"))
+    schema |= dict.fromkeys((*CONSTANT, "mixed_precision", *FLAGS, *PRETRAINS), (None, "text"))
     listed = known_settings("bridge_keys.json", "quiet")
     values = {key: _value(value) if key in listed else value for key, value in said.items()}
     asked = [name.lstrip("+-") for name in request.ignored if name != program]
@@ -294,15 +324,22 @@ def _said(words: Sequence[str], source: str) -> tuple[dict[str, str], dict[str, 
             "Expected settings such as model.num_layers=32, which the file says.",
             "Write them out in the command, or take the word out.",
         )
-    return settings, {flag: " ".join(values) for flag, values in pairs}
+    flags = {SHORT.get(flag, flag): " ".join(values) for flag, values in pairs}
+    fields = {FIELDS[flag]: value for flag, value in flags.items() if flag in FIELDS}
+    return fields | settings, {flag: value for flag, value in flags.items() if flag not in FIELDS}
 
 
 def _check_program(settings: Settings, program: str, ignored: Collection[str], source: str) -> None:
     """Refuse programs and recipes whose model or training is unknown.
 
     Raises:
-        InvalidInputError: the program or the recipe is not a known one.
+        InvalidInputError: the program, the recipe or its step is not a known one.
     """
+    for flag, words in PRETRAINS.items():
+        if settings.values.get(flag, words[0]) not in words:
+            raise wrong_value(
+                flag, settings.values[flag], f"{' or '.join(words)}: what others train is not priced here"
+            )
     recipe = settings.values.get("--recipe")
     strange = "" if program == PROGRAM or program in ignored else program
     if not strange and recipe is not None and RECIPE_NAME.fullmatch(recipe) is None:
