@@ -3,7 +3,7 @@
 All train on texts that are packed to the length of a sequence. Their files are read by ``accelerate.trainers``.
 
 Source: trl 1.16.0, scripts/sft.py and trainer/sft_config.py; llamafactory 0.9.5, launcher.py and hparams;
-axolotl 0.19.0, cli/train.py, loaders/model.py, utils/distributed.py and utils/schemas.
+axolotl 0.21.0, cli/train.py, loaders/model.py, utils/distributed.py and utils/schemas.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ AXOLOTL_LAUNCHER = trainer_launcher(
     replace(
         SHARDED,
         name="axolotl",
-        versions=("0.19.0",),
+        versions=("0.21.0",),
         limits={
             **SHARDED.limits,
             "cp": Limit((1,), "its context parallelism is that of ring-flash-attention, which is not priced"),
