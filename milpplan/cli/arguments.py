@@ -257,6 +257,7 @@ def problem_of(
         image_tokens=job.get("image_tokens"),
         frozen=tuple(dict.fromkeys(choice(name, "--freeze", FROZEN_PARTS) for name in job.get("freeze") or ())),
         mtp_layers=job.get("mtp_layers") or 0,
+        expert_imbalance=job.get("expert_imbalance") or 1.0,
         alignment=_alignment(job.get("alignment"), job.get("reference")),
         **_optimizer(job.get("optimizer") or OPTIMIZERS[0], job.get("muon_tp_mode")),
     )

@@ -29,6 +29,7 @@ FROM_FILES: Final = (
     "lora_modules",
     "freeze",
     "mtp_layers",
+    "expert_imbalance",
     "optimizer",
     "muon_tp_mode",
     "vision_tokens",

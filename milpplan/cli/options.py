@@ -177,6 +177,15 @@ MtpLayers = Annotated[
         rich_help_panel=JOB,
     ),
 ]
+ExpertImbalance = Annotated[
+    float | None,
+    typer.Option(
+        "--expert-imbalance",
+        metavar="F",
+        help="Token copies of the fullest expert rank over the mean, or the capacity that experts are padded to.",
+        rich_help_panel=JOB,
+    ),
+]
 Optimizer = Annotated[
     str,
     typer.Option("--optimizer", metavar="adam|muon", help="Rule of the update.", rich_help_panel=JOB),

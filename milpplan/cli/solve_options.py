@@ -52,6 +52,7 @@ class SolveWords:
     lora_modules: o.LoraModules = None
     freeze: o.Freeze = None
     mtp_layers: o.MtpLayers = 0
+    expert_imbalance: o.ExpertImbalance = None
     optimizer: o.Optimizer = "adam"
     muon_tp_mode: o.MuonTpMode = None
     vision_tokens: o.VisionTokens = None
@@ -170,6 +171,7 @@ class SolveWords:
             "lora_modules": self.lora_modules,
             "freeze": self.freeze,
             "mtp_layers": self.mtp_layers,
+            "expert_imbalance": self.expert_imbalance,
             "optimizer": self.optimizer,
             "muon_tp_mode": self.muon_tp_mode,
             "vision_tokens": self.vision_tokens,

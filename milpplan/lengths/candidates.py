@@ -111,6 +111,7 @@ def quantum_problem(problem: Problem, token_quantum: int) -> Problem:
         "inference": problem.inference,
         problem.job.frozen_text: bool(problem.job.frozen_text),
         "layers of multi-token prediction": bool(job.mtp_layers),
+        "an imbalance of experts": job.expert_imbalance > 1,
         job.alignment_text: bool(job.alignment_text),
         f"the optimizer {job.optimizer}": job.optimizer != "adam",
         problem.job.vision_text: bool(problem.job.vision_text),

@@ -29,6 +29,7 @@ MAX_SEQUENCE: Final = 16_777_216
 MAX_MARGIN: Final = 0.5
 MAX_LORA_RANK: Final = 4096
 MAX_MTP_LAYERS: Final = 8
+MAX_IMBALANCE: Final = 1024.0
 MAX_ROLLOUT_S: Final = 1e6
 MAX_HELD_BYTES: Final = 2**40
 
@@ -138,7 +139,8 @@ class Rollout(Record):
 
 
 class Job(Record):
-    """A training job, or an inference job of forwards only. Batch sizes count sequences."""
+    """A training job, or an inference job of forwards only. Batch sizes count sequences, ``expert_imbalance`` is a
+    ratio."""
 
     kind: Literal["training", "inference"] = "training"
     """``inference``: a single forward of every sequence (a prefill), without gradients and optimizer."""
@@ -165,6 +167,9 @@ class Job(Record):
     transformer layer, and the shared embedding and head. All are on the last stage. None by default, as in
     Megatron-LM, even if the published model has some.
     Source: DeepSeek-AI 2024 (DeepSeek-V3), section 2.2; Megatron-LM's ``--mtp-num-layers``."""
+    expert_imbalance: Annotated[float, Field(ge=1, le=MAX_IMBALANCE)] = 1.0
+    """Token copies that the fullest rank of an expert-parallel group receives over the mean, at most ``ep``: 1 +
+    the maximal violation of Wang et al. 2024 (arXiv 2408.15664), or a capacity that experts are padded to."""
     vision_tokens: Count = 0
     """Tokens of a sequence that come from images, a mean over the micro-batches; ``sequence_length`` includes
     them."""
@@ -489,6 +494,8 @@ class Problem(Record):
         self.check_node_types()
         self._check_frozen_parts()
         self._check_mtp_layers()
+        if self.job.expert_imbalance > 1 and not self.model.has_experts:
+            raise ValueError(f"{self.model.name} has no experts: leave expert_imbalance out")
         self._check_images()
         self._check_alignment()
         self._check_optimizer()

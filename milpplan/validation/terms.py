@@ -227,13 +227,17 @@ def _mtp_layers(problem: Problem, layout: Layout, costs: LayoutCosts, times: int
     return replace(costs, head_ns=costs.head_ns + (times - 1) * (costs.head_ns - bare.head_ns))
 
 
-def _reference(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
-    """Scale the forwards of a reference: the difference of layers and ends with and without them."""
-    job = problem.job.model_copy(update={"alignment": None})
-    bare = layout_costs(problem.model_copy(update={"job": job}), LayoutColumns.of([layout])).at(0)
-    names = ("duration_ns", "edge_ns", "paired_ns", "embedding_ns", "head_ns")
-    pairs = {name: (getattr(costs, name), getattr(bare, name)) for name in names}
-    return replace(costs, **{name: own + (times - 1) * (own - other) for name, (own, other) in pairs.items()})
+def _beside(**changes: object) -> Scale:
+    """Scale what fields of a job add to layers and ends: the difference from the job with ``changes``."""
+
+    def scaled(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
+        job = problem.job.model_copy(update=changes)
+        bare = layout_costs(problem.model_copy(update={"job": job}), LayoutColumns.of([layout])).at(0)
+        names = ("duration_ns", "edge_ns", "paired_ns", "embedding_ns", "head_ns")
+        pairs = {name: (getattr(costs, name), getattr(bare, name)) for name in names}
+        return replace(costs, **{name: own + (times - 1) * (own - other) for name, (own, other) in pairs.items()})
+
+    return scaled
 
 
 def _muon(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
@@ -404,7 +408,13 @@ TERMS: Final = (
         "reference_forwards",
         "forwards of a frozen reference or of the policy before its update",
         lambda problem, plan: problem.job.further_forwards > 0,
-        _reference,
+        _beside(alignment=None),
+    ),
+    Term(
+        "expert_imbalance",
+        "an imbalance of experts",
+        lambda problem, plan: min(problem.job.expert_imbalance, plan.layout.ep) > 1,
+        _beside(expert_imbalance=1.0),
     ),
     Term(
         "muon",

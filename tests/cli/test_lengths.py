@@ -247,6 +247,7 @@ REFUSED = {
     "lora_modules": ["--lora-modules", "q_proj"],
     "freeze": ["--freeze", "embedding"],
     "mtp_layers": ["--mtp-layers", "1"],
+    "expert_imbalance": ["--expert-imbalance", "2"],
     "optimizer": ["--optimizer", "muon"],
     "muon_tp_mode": ["--muon-tp-mode", "blockwise"],
     "vision_tokens": ["--vision-tokens", "256"],

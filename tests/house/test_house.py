@@ -8,7 +8,7 @@ from benchmarks.house import static_measures, traced_measures
 
 LIMITS = {
     "modules": 362,
-    "lines": 104_866,
+    "lines": 104_911,
     "files in the largest folder": 13,
     "import circles": 0,
     "docstrings that open with What, Whether, The same, More or How": 2,
@@ -21,7 +21,7 @@ LIMITS = {
 
 TRACED = {
     "files of a default solve": 70,
-    "functions of a default solve": 1_222,
+    "functions of a default solve": 1_223,
     "depth of a default solve": 20,
     "modules loaded by it": 135,
 }

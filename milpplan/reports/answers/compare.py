@@ -104,6 +104,7 @@ def _facts(side: Side) -> Iterator[tuple[str, str]]:
     yield "trained", job.frozen_text or "all weights"
     yield "alignment", job.alignment_text or "none"
     yield "MTP layers", f"{job.mtp_layers}"
+    yield "expert imbalance", f"{job.expert_imbalance:g}"
     yield "optimizer", job.optimizer_text
     for name, value in layout.model_dump().items():
         yield name, _word(value)

@@ -527,12 +527,21 @@ def _dense_mlp(shard: Shard, mlp: DenseMlp, tally: Tally) -> None:
 
 
 def routed_rows(shard: Shard, moe: MixtureOfExperts) -> FloatArray:
-    """Count the token copies that an expert shard works on: etp * (tokens / tp) * top-k. Routing is balanced.
+    """Count the token copies that the fullest expert shard works on: F etp (tokens / tp) top-k (``fullest``).
 
-    The count is not divided by ep: expert parallelism is carved out of data parallelism, so each rank receives as
-    many copies as it sends.
+    The count is not divided by ep: expert parallelism is carved out of data parallelism, so the mean rank receives
+    as many copies as it sends.
     """
-    return shard.columns.etp * shard.tokens / shard.tp * moe.num_experts_per_tok
+    return fullest(shard) * shard.columns.etp * shard.tokens / shard.tp * moe.num_experts_per_tok
+
+
+def fullest(shard: Shard) -> FloatArray:
+    """Return what the fullest expert rank receives over the mean: ``Job.expert_imbalance``, at most ep.
+
+    The others wait for it in the exchange of every layer. Its memory is an upper bound where it is another rank in
+    every layer.
+    """
+    return np.minimum(shard.problem.job.expert_imbalance, shard.columns.ep.astype(np.float64))
 
 
 def _mixture_of_experts(shard: Shard, moe: MixtureOfExperts, tally: Tally) -> None:
@@ -590,7 +599,8 @@ def _mixture_of_experts(shard: Shard, moe: MixtureOfExperts, tally: Tally) -> No
     activation_back = shard.memory_bound(BF16_BYTES * rows * width * (2 * matrices + 1))
     with tally.module("moe_act"):
         tally.compute(activation, activation_back, selective=shard.problem.job.attention_kernel == "flash")
-    sent = BF16_BYTES * local * moe.num_experts_per_tok * hidden / hardware.software.dispatch_efficiency
+    sent = fullest(shard) * BF16_BYTES * local * moe.num_experts_per_tok * hidden
+    sent = sent / hardware.software.dispatch_efficiency
     copies = float(moe.num_experts_per_tok) if hardware.software.deduplicated_dispatch else None
     ep_group, etp_group = placement.expert(columns), placement.expert_tensor(columns)
     exchange = collectives.all_to_all_s(hardware, sent, ep_group.size, ep_group.stride, copies)
