@@ -174,7 +174,7 @@ def tiny_case(target: str, version: str, layout: Layout, full: bool = True, **jo
     model = model_from_config(TINY, "tiny-llama")
     hardware = load_hardware("dgx-h100")
     sizes = {"num_gpus": 2, "global_batch_size": layout.global_batch_size, "sequence_length": 32}
-    problem = Problem(model=model, hardware=hardware, job=Job(**sizes, **job))
+    problem = restrict(Problem(model=model, hardware=hardware, job=Job(**sizes, **job)), target, version)
     stage = VirtualStage(layers=(0, 2), recompute=Recompute(full=2 * full))
     plan = Plan(layout=layout, virtual_stages=(stage,))
     return exported_case(f"tiny zero {layout.zero_stage}", target, version, problem, plan)

@@ -3,6 +3,7 @@ hands to every process, and the records that a process makes of them. ``.ci/fram
 
 from __future__ import annotations
 
+import json
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +11,19 @@ from typing import Any
 
 import pytest
 
+from milpplan import Layout
 from milpplan.launchers.accelerate.launch_files import ACCELERATE
-from tests.frameworks.jobs import Case, all_cases, all_full, best_cases, differing, started
+from tests.frameworks.jobs import (
+    TINY,
+    Case,
+    all_cases,
+    all_full,
+    best_cases,
+    differing,
+    started,
+    stepped,
+    tiny_case,
+)
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]
 
@@ -108,6 +120,91 @@ def test_the_trainer_takes_its_flags(tmp_path: Path) -> None:
         }
         assert differing(expected, read) == {}, case.title
         assert rest[rest.index("--block_size") + 1] == str(case.problem.job.sequence_length)
+
+
+PROGRAM = """import sys
+from dataclasses import dataclass
+from transformers import AutoConfig, AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
+@dataclass
+class Words:
+    config_name: str
+    tokenizer_name: str
+    dataset_name: str
+    dataset_config_name: str
+    block_size: int
+# bf16 without a GPU is only for those who ask for the CPU.
+parser, said = HfArgumentParser((TrainingArguments, Words)), [*sys.argv[1:], "--use_cpu"]
+training, words = parser.parse_args_into_dataclasses(said)
+model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(words.config_name))
+tokens = [{"input_ids": list(range(words.block_size)), "labels": list(range(words.block_size))}] * 64
+Trainer(model, training, train_dataset=tokens).train()
+"""
+"""Stand-in for ``run_clm.py``, which needs data from the hub: the same trainer on numbers in order."""
+# Accelerate shards on accelerators alone: two processes of a CPU pass for such.
+WATCHER = """import json, os, runpy, sys
+import torch, transformers
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.state import DistributedType, PartialState
+from torch.distributed.tensor import DTensor
+torch.distributed.init_process_group("gloo")
+PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
+PartialState.set_device = lambda self: setattr(self, "device", torch.device("cpu"))
+trainer, step, forwards = [], AcceleratedOptimizer.step, []
+forward = transformers.Trainer.training_step
+def counted(self, *words, **more):
+    trainer[:] = [self]
+    forwards.append(1)
+    return forward(self, *words, **more)
+def watched(optimizer, *words, **more):
+    step(optimizer, *words, **more)
+    if not optimizer.gradient_state.sync_gradients:
+        return
+    model = trainer[0].accelerator.unwrap_model(trainer[0].model)
+    parameters = [*model.parameters()]
+    blocks = [module for module in model.modules() if "LlamaDecoderLayer" in type(module).__name__]
+    states = [block._get_fsdp_state()._fsdp_param_group for block in blocks]
+    seen = {
+        "kind": str(trainer[0].accelerator.distributed_type), "micro": len(forwards),
+        "processes": trainer[0].accelerator.num_processes,
+        "shard": sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in parameters),
+        "weights": sum(p.numel() for p in parameters), "blocks": len(states),
+        "gathers_again": all(state.post_forward_mesh_info is not None for state in states),
+        "reduced": sorted({str(state.mp_policy.reduce_dtype) for state in states}),
+        "held": str(parameters[0].dtype),
+        "recomputes": any("Checkpoint" in type(module).__name__ for module in model.modules()),
+    }
+    os.write(1, f"STEPPED {json.dumps(seen)}\\n".encode())
+    os._exit(0)
+transformers.Trainer.training_step, AcceleratedOptimizer.step = counted, watched
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_two_processes_take_a_step(tmp_path: Path, stage: int) -> None:
+    """The script as written trains a tiny model on two processes, sharded, accumulated, recomputed and reduced as
+    the plan says. ZeRO 2 has one micro-batch."""
+    overlap = {"overlap_grad_reduce": True, "overlap_param_gather": True}
+    layout = Layout(dp=2, micro_batch_size=1, global_batch_size=2 * (stage - 1), zero_stage=stage, **overlap)
+    case = tiny_case("accelerate", VERSION, layout, full=stage == 2)
+    place = case.written(tmp_path)
+    (place / "run_clm.py").write_text(PROGRAM)
+    (place / "config.json").write_text(json.dumps({**TINY, "architectures": ["LlamaForCausalLM"]}))
+    expected = {
+        "kind": "DistributedType.FSDP",
+        "processes": layout.dp,
+        "micro": layout.num_micro_batches,
+        "blocks": 2,
+        "gathers_again": stage == 3,
+        "recomputes": stage == 2,
+        "held": "torch.float32",
+        "reduced": ["torch.bfloat16"],
+    }
+    for seen in stepped(place, "accelerate.sh", ("accelerate", "accelerate.commands.accelerate_cli"), WATCHER):
+        assert differing(expected, seen) == {}
+        assert 2 * seen["shard"] == seen["weights"]
+    assert case.problem.hardware.software.reduced_gradient_bytes == 2
 
 
 def test_it_refuses_sizes_that_do_not_multiply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
