@@ -14,6 +14,7 @@ from milpplan.cli.app import app
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers import restrict
 from milpplan.launchers.megatron.launcher import Megatron
+from milpplan.launchers.megatron_bridge.launcher import MegatronBridge
 from milpplan.problem import NO_MODULES, PRECISIONS, QUANTIZATIONS, Accelerator, PrecisionName
 from milpplan.simulation import states
 from milpplan.simulation.layers import Part, Phase, layer_activations, layer_seconds
@@ -198,6 +199,9 @@ def test_megatron_and_bridge_write_the_format(precision: PrecisionName) -> None:
         back = read(problem, script_of(problem, plan))
         assert back.problem.job.precision == precision
         assert back.plan == as_run(problem, plan)
+    if precision == "nvfp4":
+        with pytest.raises(IllegalPlanError, match=r"0\.3\.1 keeps weights in bf16"):
+            MegatronBridge().export(problem, plan, "0.3.1")
     if precision in ("mxfp8", "nvfp4", "fp8-blockwise"):
         with pytest.raises(IllegalPlanError, match="is not written for core_v0"):
             Megatron().export(problem, plan, "core_v0.19.0")
