@@ -95,7 +95,7 @@ def kind_of(path: Path) -> Kind:
     raise InvalidInputError(
         f"{path} is neither a list of runs nor an output of nccl-tests nor a table of products.",
         "Expected JSON, the table with `# size count type ...`, or a CSV whose first line names m, n and k.",
-        "See docs/calibration.md for the formats.",
+        "See docs/calibration.md for the formats; a launch script comes with its log and --from.",
     )
 
 

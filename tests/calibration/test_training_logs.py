@@ -172,10 +172,12 @@ def test_measured_peaks_become_the_margin(ratios: tuple[float, ...], words: str,
     assert peak_margin(ratios, mine)[0] is None
 
 
-@pytest.mark.parametrize("words", [(), ("--from", "megatron")])
-def test_scripts_and_logs_come_in_pairs_with_their_launcher(words: tuple[str, ...], tmp_path: Path) -> None:
-    """Two files without a launcher, and three files, are refused with an example."""
-    files = [str(tmp_path / name) for name in ("a.sh", "a.log", "b.sh")][: 3 if words else 2]
+@pytest.mark.parametrize(("number", "words"), [(2, ()), (1, ("--from", "megatron")), (3, ("--from", "megatron"))])
+def test_scripts_and_logs_come_in_pairs_with_their_launcher(
+    number: int, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Two files without a launcher, and one or three files with it, are refused with an example."""
+    files = [str(tmp_path / name) for name in ("a.sh", "a.log", "b.sh")[:number]]
     for file in files:
         Path(file).write_text("")
     out = tmp_path / "out.toml"

@@ -25,6 +25,7 @@ from milpplan.launchers import ImportRequest, target_named
 from milpplan.problem import load_hardware, load_model
 from milpplan.problem.overlay import USUAL
 from milpplan.reports.files import check_writable
+from milpplan.units import counted
 
 EXAMPLES: Final = (
     ("Constants that fit your measured steps", "my_runs.json --hardware dgx-h100 --out my-cluster.toml"),
@@ -98,7 +99,7 @@ def calibrate(
     console = Console(file=sys.stderr)
     with limited(time_limit), console.status("reading") as status, within_range():
         callback = status.update if console.is_terminal else None
-        if len(sources) == 1:
+        if len(sources) == 1 and launcher is None:
             result = calibrated(sources[0], hardware, name, out, constant or USUAL, gpus_per_node, callback)
         else:
             spec = None if model is None else load_model(model)
@@ -123,7 +124,7 @@ def _logged_runs(
 ) -> list[LoggedRun]:
     """Read pairs of a launch script and a log; ``asked`` holds what is stated beside the scripts."""
     if launcher is None or len(sources) % 2:
-        seen = "--from is missing" if launcher is None else f"{len(sources)} files are given"
+        seen = "--from is missing" if launcher is None else f"{counted(len(sources), 'file')} given with --from"
         raise InvalidInputError(
             f"{seen}.",
             "Expected one file of measurements, or pairs of a launch script and its log with --from LAUNCHER.",

@@ -223,11 +223,8 @@ def _axolotl_adapters(values: dict[str, Any]) -> dict[str, Any]:
     del values["--adapter"]
     every = values.pop("--lora_target_linear", False) is True
     values.setdefault("--lora_dropout", 0.0)
-    return {
-        "--use_peft": True,
-        "--dtype": "bfloat16",
-        **({"--lora_target_modules": "all-linear"} if every else {}),
-    }
+    target = {"--lora_target_modules": "all-linear"} if every else {}
+    return {"--use_peft": True, "--dtype": "bfloat16", **target}
 
 
 _ACCELERATES = ("distributed_type", "deepspeed_config", "parallelism_config")
