@@ -1,7 +1,7 @@
 """Calibration from public launch scripts and their logs: errors of steps and peaks before and after.
 
     git clone https://github.com/bigscience-workshop/bigscience
-    python -m benchmarks.training_logs bigscience [--write benchmarks/results/accuracy.md]
+    python -m benchmarks.training_logs bigscience [--write benchmarks/results/trials.md]
 
 Five runs of Megatron-LM on 16 to 256 V100 of Jean Zay, each with the Slurm script that started it, at commit
 9e64edec. They are in fp16, which the reader of scripts refuses; they are priced as bf16, whose bytes and rates are
