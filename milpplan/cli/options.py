@@ -279,7 +279,7 @@ RolloutApart = Annotated[
 ]
 Backend = Annotated[
     str,
-    typer.Option("--backend", metavar="auto|cpsat|cbc|highs", help="Solver.", rich_help_panel=PROOF),
+    typer.Option("--backend", metavar="auto|cpsat|cbc|highs|scip", help="Solver.", rich_help_panel=PROOF),
 ]
 Method = Annotated[
     str,

@@ -17,7 +17,7 @@ from milpplan.optimize.milp.backends import backend as named_backend
 from tests.amounts import first, long_but
 from tests.graph.cases import COSTS, bytes_graph, check_against_all, exact_costs, sum_of_largest
 
-BACKENDS = ("auto", "cbc", "cpsat", "highs")
+BACKENDS = ("auto", "cbc", "cpsat", "highs", "scip")
 MIB, GIB = 2.0**20, 2.0**30
 
 

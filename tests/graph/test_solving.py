@@ -17,7 +17,7 @@ from milpplan.graph.integer_program import GraphProgram
 from tests.amounts import long_but
 from tests.graph.cases import KINDS, best_of_all, random_graph
 
-BACKENDS = ("cpsat", "cbc", "highs")
+BACKENDS = ("cpsat", "cbc", "highs", "scip")
 
 
 def assert_proved(graph: StrategyGraph, best: float, solution: GraphSolution) -> None:

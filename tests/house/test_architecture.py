@@ -165,7 +165,7 @@ SOLVER_SIDE = (
     "solution",
     "cpsat",
     "cbc",
-    "highs",
+    "math_opt",
     "linear_relaxation",
     "write_program",
 )

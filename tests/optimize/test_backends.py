@@ -42,7 +42,7 @@ def enumerated(family: Callable[[int], Program], seed: int) -> int | None:
 
 def test_all_backends_work_here() -> None:
     """CBC, CP-SAT and HiGHS all come with the dependencies."""
-    assert [probed(name).objective for name in BACKENDS] == [PROBE_OPTIMUM] * 3
+    assert [probed(name).objective for name in BACKENDS] == [PROBE_OPTIMUM] * len(BACKENDS)
 
 
 @every_backend

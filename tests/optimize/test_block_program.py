@@ -23,7 +23,7 @@ from tests.optimize.brute_force import Best, brute_force
 from tests.optimize.problems import batch_range, random_problem
 from tests.oracles.whole_program import solve_monolithic
 
-BACKENDS = ("cpsat", "cbc", "highs")
+BACKENDS = ("cpsat", "cbc", "highs", "scip")
 
 
 @cache

@@ -45,7 +45,7 @@ from tests.optimize.problems import FAMILIES, batch_range, random_problem
 from tests.oracles import whole_program as oracle
 from tests.oracles.whole_program import solve_monolithic
 
-BACKENDS = ("cpsat", "cbc", "highs")
+BACKENDS = ("cpsat", "cbc", "highs", "scip")
 
 
 @cache
@@ -144,7 +144,7 @@ class Liar:
 def test_a_wrong_proof_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A solver that wrongly proves plans away is contradicted by the witness, whose plans then count."""
     monkeypatch.setitem(sys.modules, "milpplan.optimize.milp.liar", SimpleNamespace(Liar=Liar))
-    monkeypatch.setitem(backends.BACKENDS, "liar", "Liar")
+    monkeypatch.setitem(backends.BACKENDS, "liar", "liar.Liar")
     monkeypatch.setitem(oracle.WITNESSES, "liar", "cpsat")
     for seed in range(600, 604):
         assert_monolith_is_right(*enumerated(seed), "liar")

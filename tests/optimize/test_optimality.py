@@ -38,7 +38,7 @@ from tests.optimize.problems import (
 )
 from tests.oracles.whole_program import solve_monolithic
 
-BACKENDS = ("cpsat", "cbc", "highs")
+BACKENDS = ("cpsat", "cbc", "highs", "scip")
 EXACT = 0.0
 PROVED = 1e-4
 """Programs are in units of about 1e-6 of a step, so that ``gap=0`` ends with the optimum and a bound this near."""

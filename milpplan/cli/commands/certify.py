@@ -123,7 +123,7 @@ def certify(
     backend: Annotated[
         str | None,
         typer.Option(
-            "--backend", metavar="auto|cpsat|cbc|highs", help="Solver.", show_default="not the result's own"
+            "--backend", metavar="auto|cpsat|cbc|highs|scip", help="Solver.", show_default="not the result's own"
         ),
     ] = None,
     programs: Annotated[

@@ -43,8 +43,13 @@ def load_solvers() -> None:
         import_module(name)
 
 
-BACKENDS: Final = {"cbc": "CbcBackend", "cpsat": "CpSatBackend", "highs": "HighsBackend"}
-"""Modules of this folder, which are named as their solvers, and their classes."""
+BACKENDS: Final = {
+    "cbc": "cbc.CbcBackend",
+    "cpsat": "cpsat.CpSatBackend",
+    "highs": "math_opt.HighsBackend",
+    "scip": "math_opt.ScipBackend",
+}
+"""Modules of this folder and their classes."""
 AUTO: Final = "auto"
 LATE_S: Final = 1.0
 """Seconds after its time limit until which a plug-in is awaited."""
@@ -86,7 +91,8 @@ def backend(name: str) -> Backend:
             f"One of {', '.join(names)} expected.",
             f"Did you mean {close[0]!r}?" if close else "",
         )
-    built: Backend = getattr(import_module(f"milpplan.optimize.milp.{name}"), BACKENDS[name])()
+    module, class_name = BACKENDS[name].split(".")
+    built: Backend = getattr(import_module(f"milpplan.optimize.milp.{module}"), class_name)()
     return built
 
 
@@ -158,14 +164,15 @@ def probed(name: str) -> Solution:
 
 
 WITNESSES = {
-    "highs": ("cbc", "cpsat"),
-    "auto": ("cbc", "cpsat", "highs"),
-    "cbc": ("cpsat", "highs"),
-    "cpsat": ("highs", "cbc"),
+    "highs": ("cbc", "scip", "cpsat"),
+    "auto": ("cbc", "scip", "cpsat", "highs"),
+    "cbc": ("cpsat", "highs", "scip"),
+    "cpsat": ("highs", "cbc", "scip"),
+    "scip": ("highs", "cbc", "cpsat"),
 }
 """Solvers that confirm a bound of the given backend, in order: the next is asked where one cannot, and never the
 solver that gave the bound."""
-OWN_WITNESSES = ("highs", "cbc", "cpsat")
+OWN_WITNESSES = ("highs", "cbc", "scip", "cpsat")
 """Solvers that confirm bounds of plug-ins."""
 
 
