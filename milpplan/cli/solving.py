@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from milpplan.calibration import error_bar, robustness
 from milpplan.calibration.error_bars import ErrorBar, Robustness
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from milpplan.explain.records import BreakEvens
 
 
+NUM_RIVALS: Final = 4
+"""Number of runners-up that the break-even of a short answer compares."""
 SolveEnd = Callable[[Problem], tuple[Plan | None, float | None]]
 
 
@@ -210,12 +212,20 @@ def comment_on(
     check_ends = words.check_ends and not result.message
     solve_end = _end_solver(result, options, deadline) if check_ends else None
     answer.bar, answer.robust = uncertainty(result, solve_end)
-    if words.verbose and result.plan is not None and not result.message and words.objective != "num_gpus":
+    if result.plan is not None and not result.message and words.objective != "num_gpus" and _shows_doubts(words):
         from milpplan.explain.break_even import break_evens
 
-        answer.break_even = break_evens(result.problem, result.plan, result.runners_up, options.gap, deadline)
+        rivals = result.runners_up if words.verbose else result.runners_up[:NUM_RIVALS]
+        answer.break_even = break_evens(
+            result.problem, result.plan, rivals, options.gap, deadline, uniform=words.verbose
+        )
     if check_ends and answer.robust is None and result.plan is not None:
         say("No constant of the hardware is uncertain, or it has several node types: there are no ends to check.")
+
+
+def _shows_doubts(words: SolveWords) -> bool:
+    """Check whether break-evens are printed: a robust plan has its regret, and JSON has none."""
+    return words.verbose or not (words.as_json or words.robust)
 
 
 def print_answer(answer: Answer, options: SolveOptions, words: SolveWords, price: float | None) -> ExitCode:

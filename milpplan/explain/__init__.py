@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from milpplan.library import lazy_exports
 
 if TYPE_CHECKING:
+    from milpplan.explain.break_even import break_evens
     from milpplan.explain.hardware_choice import Candidate, Choice, Fewest, choose, fewest_gpus, run_totals
     from milpplan.explain.optima import Budget, Yardstick, saved_share
     from milpplan.explain.records import Explanation, Interval, Missing, NearBest, Optimum, WishAnswer, Worth

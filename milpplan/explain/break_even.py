@@ -19,7 +19,7 @@ from milpplan.optimize.layout.stage_options import fitting_step_ns
 from milpplan.optimize.solve import solve
 from milpplan.problem import Plan, Problem, Scenario, default_scenarios, in_scenario, scenario_of
 from milpplan.problem.overlay import constant_of, constant_values
-from milpplan.simulation import FloatArray, LayoutColumns, cluster_costs
+from milpplan.simulation import LayoutColumns, cluster_costs
 
 BISECTIONS: Final = 8
 """Halvings of the interval that holds a break-even."""
@@ -34,6 +34,8 @@ def break_evens(
     kept: Sequence[Plan],
     tolerance: float = DEFAULT_GAP,
     deadline: Deadline | None = None,
+    *,
+    uniform: bool = True,
 ) -> BreakEvens:
     """Find the break-even values of the doubts about a plan.
 
@@ -43,9 +45,10 @@ def break_evens(
         kept: other plans to compare with.
         tolerance: relative advantage from which on another plan counts as better.
         deadline: doubts that are not reached before it are left out.
+        uniform: compare with the best uniform plans at the ends of the doubts, too.
 
     Returns:
-        The break-evens among ``kept`` and the best uniform plans at the ends of the doubts.
+        The break-evens among the compared plans.
     """
     limit = deadline or Deadline(None)
     ends = list(default_scenarios(problem))
@@ -55,7 +58,8 @@ def break_evens(
     for end in ends:
         if limit.passed:
             break
-        rivals += [best for best in _best_uniform(problem, end, limit) if best not in (plan, *rivals)]
+        if uniform:
+            rivals += [best for best in _best_uniform(problem, end, limit) if best not in (plan, *rivals)]
         reached.append(end)
     plans = [plan, *rivals]
     return BreakEvens(tuple(_break_even(problem, end, plans, tolerance) for end in reached), len(rivals), num_kept)
@@ -103,7 +107,9 @@ def _break_even(problem: Problem, end: Scenario, plans: Sequence[Plan], toleranc
     def rival_at(share: float) -> int | None:
         """Return the best plan's index where it is better than the first plan by more than the tolerance."""
         there = in_scenario(problem, scenario_of(end.name, end.reason, **values_at(share)))
-        objective = _objectives(there, plans, columns) * weights
+        costs = cluster_costs(there, columns)
+        steps = [fitting_step_ns(there, one, costs.at(row)) for row, one in enumerate(plans)]
+        objective = np.array([np.inf if step is None else float(step) for step in steps]) * weights
         best = int(objective.argmin())
         return best if objective[best] < objective[0] * (1.0 - tolerance) else None
 
@@ -120,10 +126,3 @@ def _break_even(problem: Problem, end: Scenario, plans: Sequence[Plan], toleranc
         found = rival_at(middle)
         low, high, rival = (middle, high, rival) if found is None else (low, middle, found)
     return BreakEven(end, values_at(low), plans[rival])
-
-
-def _objectives(problem: Problem, plans: Sequence[Plan], columns: LayoutColumns) -> FloatArray:
-    """Return the step times of plans in nanoseconds, [n]; infinite where a plan does not fit."""
-    costs = cluster_costs(problem, columns)
-    steps = [fitting_step_ns(problem, plan, costs.at(row)) for row, plan in enumerate(plans)]
-    return np.array([np.inf if step is None else float(step) for step in steps])

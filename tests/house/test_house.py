@@ -8,7 +8,7 @@ from benchmarks.house import static_measures, traced_measures
 
 LIMITS = {
     "modules": 362,
-    "lines": 104_954,
+    "lines": 104_976,
     "files in the largest folder": 13,
     "import circles": 0,
     "docstrings that open with What, Whether, The same, More or How": 2,
@@ -20,8 +20,8 @@ LIMITS = {
 """Lower a limit when the measure falls; raise it only in a commit that says why."""
 
 TRACED = {
-    "files of a default solve": 70,
-    "functions of a default solve": 1_223,
+    "files of a default solve": 72,
+    "functions of a default solve": 1_250,
     "depth of a default solve": 20,
     "modules loaded by it": 135,
 }

@@ -31,6 +31,7 @@ from milpplan.reports.words.plan_words import hybrid_text, images_text, mtp_text
 from milpplan.reports.words.result_words import (
     bar_range_text,
     break_even_table,
+    break_even_text,
     constants_text,
     extrapolated_text,
     fastest_text,
@@ -116,7 +117,7 @@ def solve_blocks(
         parts = [
             _title(result.problem, result.plan, result.report),
             *plan_lines(result.problem, result.plan, result.report),
-            *_trust(result, tolerance, bar, robust, evidence),
+            *_trust(result, tolerance, bar, robust, evidence, break_even),
             *_asked(result, robust, totals),
         ]
         if verbose:
@@ -220,6 +221,7 @@ def _trust(
     bar: ErrorBar | None,
     robust: Robustness | None,
     evidence: Evidence | None,
+    break_even: BreakEvens | None,
 ) -> Iterator[Block]:
     """Step time with its error, memory with its margin, the proof, and the doubt that matters most."""
     assert result.plan is not None
@@ -244,9 +246,9 @@ def _trust(
     if result.fastest is not None:
         saved = fastest_text(result.problem, result.plan.layout, result.fastest)
         yield Fact("fastest", printable(f"{saved}; the plan above is simpler (--fastest prints the fastest)"))
-    doubt = _doubt(result, robust, evidence)
-    if doubt:
-        yield Fact("doubt", printable(doubt))
+    doubts = [_doubt(result, robust, evidence), break_even_text(break_even)]
+    if any(doubts):
+        yield Fact("doubt", printable("; ".join(filter(None, doubts))))
     yield from ignored_keys_blocks(result.problem)
 
 

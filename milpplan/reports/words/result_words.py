@@ -220,6 +220,18 @@ def regret_table(entries: Sequence[RegretEntry]) -> Table:
     return Table("", ("scenario", "step", "best plan", "loses at most", "best nominal plan loses"), rows)
 
 
+def break_even_text(found: BreakEvens | None) -> str:
+    """Say how far doubts may go before another plan is better. Empty without plans to compare with."""
+    if found is None or not (found.num_plans and found.doubts):
+        return ""
+    limits = [text for doubt in found.doubts if doubt.rival is not None for text in _constant_texts(doubt.values)]
+    alone = "one doubt at a time, " if len(limits) > 1 else ""
+    range_text = (
+        f"while {' and '.join(limits)}" if limits else f"to the end of {counted(len(found.doubts), 'doubt')}"
+    )
+    return f"{alone}the best of {counted(found.num_plans + 1, 'plan')} {range_text} (--verbose)"
+
+
 def break_even_table(plan: Plan, found: BreakEvens) -> Table:
     """Show how far each doubt may go before another plan is better, and which."""
     rows = []
