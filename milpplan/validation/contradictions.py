@@ -55,6 +55,8 @@ def _inside(comparison: Comparison) -> Iterator[str]:
             )
     if printed.dp is not None and printed.dp != layout.dp:
         yield f"dp={printed.dp} is printed, the number of GPUs gives dp={layout.dp}"
+    if printed.ep is not None and printed.ep > layout.ep:
+        yield f"ep={printed.ep} is printed, the model and the number of GPUs allow ep={layout.ep}"
     if printed.grad_accum and printed.micro_batch and printed.global_batch:
         batch = layout.dp * printed.micro_batch * printed.grad_accum
         if batch != printed.global_batch:

@@ -148,6 +148,7 @@ def _sweeps_of(tmp_path: Path, records: list[dict[str, object]]) -> tuple[tuple[
     [
         ([{"measured__tokens_per_s_per_gpu": 4.0}], "as printed"),
         ([{"parallel__dp": 8}], "dp=8 is printed"),
+        ([{"parallel__ep": 3}], "ep=3 is printed"),
         ([{"parallel__grad_accum": 4}], "accumulation is 16"),
         ([{}, {"id": "case-2", "measured__step_time_s": 1.2}], "20.0 % apart"),
         ([{}, {"id": "case-2", "measured__step_time_s": 1.05}], ""),
