@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 NUM_RIVALS: Final = 4
-"""Number of runners-up that the break-even of a short answer compares."""
+"""Number of runners-up that a break-even compares; ``explain`` compares all, and more."""
 SolveEnd = Callable[[Problem], tuple[Plan | None, float | None]]
 
 
@@ -215,10 +215,8 @@ def comment_on(
     if result.plan is not None and not result.message and words.objective != "num_gpus" and _shows_doubts(words):
         from milpplan.explain.break_even import break_evens
 
-        rivals = result.runners_up if words.verbose else result.runners_up[:NUM_RIVALS]
-        answer.break_even = break_evens(
-            result.problem, result.plan, rivals, options.gap, deadline, uniform=words.verbose
-        )
+        rivals = result.runners_up[:NUM_RIVALS]
+        answer.break_even = break_evens(result.problem, result.plan, rivals, options.gap, deadline, uniform=False)
     if check_ends and answer.robust is None and result.plan is not None:
         say("No constant of the hardware is uncertain, or it has several node types: there are no ends to check.")
 

@@ -246,7 +246,9 @@ def _trust(
     if result.fastest is not None:
         saved = fastest_text(result.problem, result.plan.layout, result.fastest)
         yield Fact("fastest", printable(f"{saved}; the plan above is simpler (--fastest prints the fastest)"))
-    doubts = [_doubt(result, robust, evidence), break_even_text(break_even)]
+    # One way for another plan to win is enough on the first screen.
+    settled = evidence is None or all(one.still_best for one in evidence.ablations)
+    doubts = [_doubt(result, robust, evidence), break_even_text(break_even) if settled else ""]
     if any(doubts):
         yield Fact("doubt", printable("; ".join(filter(None, doubts))))
     yield from ignored_keys_blocks(result.problem)

@@ -91,7 +91,10 @@ def constants_text(problem: Problem, bar: ErrorBar | None, launcher: str | None 
         fit = stack_provenance(name)
         if fit is not None:
             left_out = f", left-out error {percent_text(errors[name])}" if errors else ""
-            parts[name] = f"{name}, fitted to {fit.data.partition(':')[0]}{left_out}"
+            # A class of frameworks is named, the sources of one framework are not.
+            of_class, is_class, _ = fit.data.partition(":")
+            runs = of_class if is_class else counted(fit.num_measurements, "published run")
+            parts[name] = f"{name}, fitted to {runs}{left_out}"
         elif errors:
             ends = dict.fromkeys(percent_text(error, 0) for error in (min(errors.values()), max(errors.values())))
             stack = launcher_stack(launcher, name)
@@ -229,7 +232,7 @@ def break_even_text(found: BreakEvens | None) -> str:
     range_text = (
         f"while {' and '.join(limits)}" if limits else f"to the end of {counted(len(found.doubts), 'doubt')}"
     )
-    return f"{alone}the best of {counted(found.num_plans + 1, 'plan')} {range_text} (--verbose)"
+    return f"{alone}the best of {counted(found.num_plans + 1, 'plan')} {range_text}"
 
 
 def break_even_table(plan: Plan, found: BreakEvens) -> Table:
