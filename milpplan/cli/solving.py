@@ -212,18 +212,15 @@ def comment_on(
     check_ends = words.check_ends and not result.message
     solve_end = _end_solver(result, options, deadline) if check_ends else None
     answer.bar, answer.robust = uncertainty(result, solve_end)
-    if result.plan is not None and not result.message and words.objective != "num_gpus" and _shows_doubts(words):
+    # A robust plan has its regret instead, and JSON has no break-even.
+    is_shown = words.verbose or not (words.as_json or words.robust)
+    if result.plan is not None and not result.message and words.objective != "num_gpus" and is_shown:
         from milpplan.explain.break_even import break_evens
 
         rivals = result.runners_up[:NUM_RIVALS]
         answer.break_even = break_evens(result.problem, result.plan, rivals, options.gap, deadline, uniform=False)
     if check_ends and answer.robust is None and result.plan is not None:
         say("No constant of the hardware is uncertain, or it has several node types: there are no ends to check.")
-
-
-def _shows_doubts(words: SolveWords) -> bool:
-    """Check whether break-evens are printed: a robust plan has its regret, and JSON has none."""
-    return words.verbose or not (words.as_json or words.robust)
 
 
 def print_answer(answer: Answer, options: SolveOptions, words: SolveWords, price: float | None) -> ExitCode:
