@@ -42,6 +42,6 @@ def test_the_plan_is_the_best_up_to_the_break_even_and_not_beyond() -> None:
                 assert doubt.rival in rivals
                 assert advantage(*compare, beyond) > TOLERANCE
         limited = any(doubt.rival is not None for doubt in found.doubts)
-        start = f"the best of {len(rivals) + 1} plans {'while' if limited else 'to the end of'} "
+        start = f"the best of {len(rivals) + 1} plans {'while' if limited else 'at the ends of all'} "
         assert start in break_even_text(found)
     assert overtaken

@@ -230,7 +230,7 @@ def break_even_text(found: BreakEvens | None) -> str:
     limits = [text for doubt in found.doubts if doubt.rival is not None for text in _constant_texts(doubt.values)]
     alone = "one doubt at a time, " if len(limits) > 1 else ""
     range_text = (
-        f"while {' and '.join(limits)}" if limits else f"to the end of {counted(len(found.doubts), 'doubt')}"
+        f"while {' and '.join(limits)}" if limits else f"at the ends of all {counted(len(found.doubts), 'doubt')}"
     )
     return f"{alone}the best of {counted(found.num_plans + 1, 'plan')} {range_text}"
 
