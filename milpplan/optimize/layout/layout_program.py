@@ -277,7 +277,12 @@ def nearby_choice(program: ChoiceProgram, base: int, unit: int, choice: Choice) 
     """Return a choice near a given one that all rows known so far allow, at or below the cutoff.
 
     Steepest descent: each step exchanges the items of two menus. Where a solver's answer turns out to be too slow,
-    its neighbours are often the next answers, and cost a thousandth of a solver's run.
+    its neighbours are often the solver's next answers, and are found much faster.
+
+    Args:
+        program: menus, rows and cutoff.
+        base, unit: scale of z, in nanoseconds (``ChoiceProgram.scaling``).
+        choice: item of every menu to start from; it may break rows.
 
     Returns:
         The choice; None where the exchanges find none, which proves nothing.
