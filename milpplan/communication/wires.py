@@ -33,7 +33,7 @@ from milpplan.problem import (
 )
 from milpplan.problem.model import Attention, LinearModule
 from milpplan.simulation import BoolArray, FloatArray, IntArray, LayoutColumns, LocalParameters, states
-from milpplan.simulation.layers import Shard, padded_vocab_size, widths
+from milpplan.simulation.layers import Shard, low_rank_bytes, padded_vocab_size, widths
 from milpplan.simulation.layers.embedding_and_head import copied_embedding
 from milpplan.simulation.layers.kernels import BF16_BYTES, FP32_BYTES
 from milpplan.simulation.layers.layer_time import exchanged_bytes, latent_input_bytes
@@ -165,6 +165,13 @@ def _mixer_messages(shard: Shard, kind: LayerRun) -> list[Message]:
         for elements in (width.projected, width.values):
             sent = BF16_BYTES * shard.tokens * elements / shard.tp
             messages += [Message("cp", "all_to_all", "context", sent, ones, ones)]
+        if mixer.gate_rank is not None:
+            size, sp = low_rank_bytes(shard, mixer), shard.columns.sequence_parallel * ones
+            messages += [
+                Message("tp", "all_reduce", "tensor", size, 0 * ones, 2 * (1 - sp)),
+                Message("sp", "all_gather", "tensor", size, 2 * sp, 2 * sp),
+                Message("sp", "reduce_scatter", "tensor", size, 0 * ones, 2 * sp),
+            ]
         return messages
     return messages + _context(shard, mixer)
 

@@ -98,9 +98,10 @@ class LinearRecurrence(Record):
     """
 
     type: Literal["recurrence"] = "recurrence"
-    update: Literal["delta", "ssm", "lightning"]
-    """``delta``: gated delta rule (Qwen3-Next); ``ssm``: Mamba-2, whose keys are B, queries C and values x;
-    ``lightning``: lightning attention (MiniMax-01), whose decays are constants."""
+    update: Literal["delta", "kda", "ssm", "lightning"]
+    """``delta``: gated delta rule (Qwen3-Next); ``kda``: the same with a decay for every channel of the keys (Kimi
+    delta attention); ``ssm``: Mamba-2, whose keys are B, queries C and values x; ``lightning``: lightning
+    attention (MiniMax-01), whose decays are constants."""
     num_key_heads: PositiveInt
     """Heads of queries and keys; of Mamba-2, the groups."""
     num_value_heads: PositiveInt
@@ -112,6 +113,8 @@ class LinearRecurrence(Record):
     conv_bias: bool = False
     bias: bool = False
     """Both projections have biases."""
+    gate_rank: PositiveInt | None = None
+    """Rank of the projections of decay and gate of ``kda`` (Kimi-Linear: 128); null: they are matrices."""
     chunk_size: PositiveInt = 64
     """Tokens of a chunk of the scan."""
 
@@ -121,6 +124,8 @@ class LinearRecurrence(Record):
             raise ValueError(
                 f"num_value_heads={self.num_value_heads} is not a multiple of num_key_heads={self.num_key_heads}"
             )
+        if self.update != "kda" and self.gate_rank is not None:
+            raise ValueError(f"gate_rank={self.gate_rank} beside update {self.update!r}: only kda has such a rank")
         return self
 
 
@@ -246,9 +251,13 @@ class LayerRun(Record):
     def exchanged_heads(self) -> tuple[int, ...]:
         """Numbers of heads that context-parallel ranks exchange, so that cp divides a tensor-parallel rank's.
 
-        Those of a linear recurrence, whose scan needs whole sequences.
+        Those of a linear recurrence, whose scan needs whole sequences; 1 if its gates pass through a low rank:
+        no launcher exchanges these (Megatron-LM@f205386d core/ssm/gated_delta_net/kda.py has matrices instead,
+        and AMD-AGI/Primus@46840761 kimi_delta_attention.py no context parallelism).
         """
-        return self.head_counts if isinstance(self.attention, LinearRecurrence) else ()
+        if not isinstance(self.attention, LinearRecurrence):
+            return ()
+        return self.head_counts if self.attention.gate_rank is None else (1,)
 
     @property
     def has_known_adapters(self) -> bool:

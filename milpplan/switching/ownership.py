@@ -42,7 +42,14 @@ from milpplan.problem import (
 from milpplan.problem.hardware import FP32_STATE_BYTES
 from milpplan.problem.model import Mixer
 from milpplan.simulation import BoolArray, IntArray
-from milpplan.simulation.layers import DECAYS, padded_vocab_size, total_parameters, widths
+from milpplan.simulation.layers import (
+    DELTA_RULES,
+    decays,
+    direct_width,
+    padded_vocab_size,
+    total_parameters,
+    widths,
+)
 
 Split = Literal["rows", "columns", "none"]
 """Dimension that tensor parallelism (etp for experts) divides: outputs of the first linear layer of a pair, inputs
@@ -174,15 +181,21 @@ def _linear_recurrence(hidden: int, mixer: LinearRecurrence) -> Named:
             yield f"conv.{name}.weight", _rows(width, mixer.conv_kernel, heads)
         if mixer.conv_bias:
             yield f"conv.{name}.bias", _rows(width, 1, heads)
-    gates = widths(mixer).gates
-    yield "in.gate.weight", _rows(value, hidden, values)
+    gates, rank = widths(mixer).gates, mixer.gate_rank
+    if rank is None:
+        yield "in.gate.weight", _rows(value, hidden, values)
+    else:
+        gates = values
+        for name, width in (("decay", values * mixer.key_head_dim), ("gate", value)):
+            yield f"in.{name}.down.weight", Shape(rank, hidden)
+            yield f"in.{name}.up.weight", _rows(width, rank, values)
     if gates:
         yield "in.decay.weight", _rows(gates, hidden, values)
-        yield "decay", _rows(DECAYS[mixer.update][1] * values, 1, values)
+        yield "decay", _rows(decays(mixer)[1] * values, 1, values)
     if mixer.bias:
-        yield "in.bias", _rows(widths(mixer).projected, 1)
+        yield "in.bias", _rows(direct_width(mixer), 1)
         yield "out.bias", _vector(hidden)
-    yield "norm.weight", _vector(mixer.value_head_dim) if mixer.update == "delta" else _rows(value, 1, values)
+    yield "norm.weight", _vector(mixer.value_head_dim) if mixer.update in DELTA_RULES else _rows(value, 1, values)
     yield "out.weight", _columns(hidden, value, values)
 
 

@@ -370,7 +370,7 @@ TERMS: Final = (
     ),
     Term(
         "linear_recurrences",
-        "linear recurrences (gated delta net, Mamba-2, lightning attention)",
+        "linear recurrences (gated delta net, KDA, Mamba-2, lightning attention)",
         _recurs,
         _compute(_without_recurrence),
     ),

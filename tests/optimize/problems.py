@@ -120,8 +120,8 @@ def random_model(rng: random.Random, family: str) -> ModelSpec:
 
 
 def _hybrid_runs(rng: random.Random, attention: Any, dense: DenseMlp, experts: MixtureOfExperts) -> list[LayerRun]:
-    """Two to four kinds of layers: gated delta net, gated attention, lightning attention, and Mamba-2 or a
-    feed-forward block alone."""
+    """Two to four kinds of layers: gated delta net or Kimi delta attention, gated attention, lightning attention,
+    and Mamba-2 or a feed-forward block alone."""
     heads, groups = attention.num_attention_heads, attention.num_key_value_heads
     delta, ssm = (
         LinearRecurrence(
@@ -129,8 +129,11 @@ def _hybrid_runs(rng: random.Random, attention: Any, dense: DenseMlp, experts: M
         )
         for update, size in (("delta", 64), ("ssm", attention.head_dim))
     )
+    law = random.Random(repr(rng.getstate()))
+    if law.random() < 0.5:
+        delta = delta.model_copy(update={"update": "kda", "gate_rank": law.choice((None, 16))})
     sizes = {"update": "lightning", "num_key_heads": heads, "conv_kernel": 0}
-    lightning = delta.model_copy(update=sizes)
+    lightning = delta.model_copy(update=sizes | {"gate_rank": None})
     gated = attention.model_copy(update={"output_gate": True})
     kinds: list[tuple[Any, Any]] = [(delta, dense), (gated, experts), (ssm, NoBlock()), (NoBlock(), dense)]
     kinds.append((lightning, experts))

@@ -310,6 +310,14 @@ def test_context_parallel_ranks_need_whole_heads_of_a_recurrence() -> None:
     columns = layout_space(problem).columns
     assert (columns.cp > 1).any()
     assert (columns.tp * columns.cp)[columns.cp > 1].max() == 16
+    runs = [
+        run.model_copy(update={"attention": run.attention.model_copy(update={"update": "kda", "gate_rank": 128})})
+        if run.attention.type == "recurrence"
+        else run
+        for run in problem.model.layers
+    ]
+    narrow = problem.model_copy(update={"model": problem.model.model_copy(update={"layers": tuple(runs)})})
+    assert layout_space(narrow).columns.cp.max() == 1
 
 
 def test_zero_2_and_3_with_a_pipeline_are_opened() -> None:

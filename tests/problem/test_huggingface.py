@@ -35,7 +35,7 @@ from milpplan.problem.huggingface import (
     without_effect,
 )
 from milpplan.simulation import simulate
-from milpplan.simulation.layers import total_parameters
+from milpplan.simulation.layers import active_parameters, total_parameters
 from tests.amounts import few_or_many, long_but
 
 DATA = Path(__file__).parents[1] / "data"
@@ -127,6 +127,29 @@ def test_lightning_attention_is_read_in_both_spellings() -> None:
         model_from_config(own | {"attn_type_list": [0, 1]}, "m")
     with pytest.raises(InvalidInputError, match="shared_intermediate_size"):
         model_from_config(own | {"shared_intermediate_size": 64}, "m")
+
+
+def test_kimi_linear_is_as_published() -> None:
+    """Its own file: 48 billion parameters, 3 billion of which work for a token beside the embedding (arXiv
+    2510.26692), three layers of delta attention to one of latent attention; K3's residuals are refused."""
+    config = config_of("kimi-linear-48b")
+    model = model_from_config(config, "k")
+    embedding = 163_840 * 2304
+    assert total_parameters(model) / 1e9 == pytest.approx(48, rel=0.03)
+    assert (active_parameters(model) - embedding) / 1e9 == pytest.approx(3, rel=0.05)
+    kinds = [run.attention.type for run in model.layers for _ in range(run.count)]
+    assert kinds == (["recurrence"] * 3 + ["mla"]) * 6 + ["recurrence"] * 2 + ["mla"]
+    linear = config["linear_attn_config"]
+    for changes, seen in (
+        ({"attn_res_block_size": 12}, "attn_res_block_size is 12"),
+        ({"linear_attn_config": linear | {"kda_layers": [1]}}, "full_attn_layers is"),
+        ({"linear_attn_config": linear | {"use_full_rank_gate": True}}, "use_full_rank_gate is True"),
+        ({"linear_attn_config": linear | {"gate_lower_bound": -5.0}}, "'gate_lower_bound' not understood"),
+        ({"linear_attn_config": 3}, "linear_attn_config is 3"),
+        ({"linear_num_heads": 16}, "linear_num_heads is 16"),
+    ):
+        with pytest.raises(InvalidInputError, match=seen):
+            model_from_config(config | changes, "k")
 
 
 def test_transformers_5_spelling_of_experts_is_understood() -> None:

@@ -51,6 +51,10 @@ LIGHTNING = LinearRecurrence(
     chunk_size=256,
 )  # fmt: skip
 """Of MiniMax-Text-01."""
+KDA = LinearRecurrence(
+    update="kda", num_key_heads=32, num_value_heads=32, key_head_dim=128, value_head_dim=128, gate_rank=128
+)
+"""Of Kimi-Linear."""
 MLP = DenseMlp(intermediate_size=1024)
 
 
@@ -69,6 +73,9 @@ def test_sizes_by_hand() -> None:
     assert scan_flops(LIGHTNING) == 64 * (2 * 256 * 128 + 2 * 256 * 128 + 4 * 128 * 128)
     assert scan_bytes(LIGHTNING) == (2 * 64 * 4 * 128, 2 * 64 * 20 * 128)
     assert widths(LIGHTNING).projected == 4 * 64 * 128
+    assert scan_flops(KDA) == scan_flops(DELTA)
+    assert scan_bytes(KDA)[0] == 2 * 32 * (21 * 128 + 6 * 128 + 4 * 64 + 2 * 128 * 128 / 64)
+    assert widths(KDA).projected == 4 * 4096 + 32 * 129
     assert (widths(DELTA).projected, widths(DELTA).convolved) == (2 * 2048 + 2 * 4096 + 64, 2 * 2048 + 4096)
     assert (widths(MAMBA).projected, widths(MAMBA).convolved) == (2 * 4096 + 2 * 1024 + 64, 4096 + 2 * 1024)
 
@@ -92,7 +99,60 @@ def test_measured_forwards(hardware: str, batch: int, length: int, heads: int, m
     assert 2 < backward / forward < 3
 
 
-@pytest.mark.parametrize("mixer", [DELTA, MAMBA, LIGHTNING])
+@pytest.mark.parametrize(
+    ("hardware", "batch", "length", "heads", "measured_us"),
+    [
+        ("dgx-h100", 2, 4096, 96, 3583),
+        ("dgx-h100", 16, 1024, 24, 1850),
+        ("dgx-h200", 8, 4096, 48, 6042),
+        ("dgx-b200", 16, 1024, 12, 655),
+        ("gb200-nvl72", 8, 4096, 48, 5555),
+    ],
+)
+def test_measured_forwards_of_kimi_delta_attention(
+    hardware: str, batch: int, length: int, heads: int, measured_us: float
+) -> None:
+    """Forwards of ``chunk_kda`` in SGLang 0.5.16 (ai-dynamo/aiconfigurator@095f58a51, kda_perf) within 45 %, by
+    bytes counted in the kernels and constants fitted to gated delta nets alone."""
+    gpu = load_hardware(hardware).accelerator
+    mixer = KDA.model_copy(update={"num_key_heads": heads, "num_value_heads": heads})
+    forward, backward = scan_s(gpu, mixer, batch * length, 1, length)
+    assert 1e6 * float(forward) == pytest.approx(measured_us, rel=0.45)
+    assert 2 < backward / forward < 3
+
+
+def test_gates_of_low_rank() -> None:
+    """First matrices are copied, second ones divided; ranks gather and reduce 128 numbers a token for each of
+    decay and gate, and the direct form has weights for every channel instead."""
+    run = LayerRun(count=1, attention=KDA, mlp=NoBlock(), num_norms=1)
+    direct = run.model_copy(update={"attention": KDA.model_copy(update={"gate_rank": None})})
+    problem, direct_problem = with_layers(run), with_layers(direct)
+    counts = [layer_parameters(one.model, kind) for one, kind in ((problem, run), (direct_problem, direct))]
+    assert counts[0].replicated - counts[1].replicated == 2 * 128 * 2688
+    assert counts[1].tensor_parallel - counts[0].tensor_parallel == 2 * 4096 * (2688 - 128)
+    columns = columns_of(tp=4, sequence_parallel=True)
+    size = 2 * problem.job.sequence_length * 128
+    narrow = [message for message in layer_messages(problem, run, columns) if message.num_bytes[0] == size]
+    assert {(m.operation, float(m.forward[0]), float(m.backward[0])) for m in narrow} == {
+        ("all_gather", 2.0, 2.0),
+        ("reduce_scatter", 0.0, 2.0),
+        ("all_reduce", 0.0, 0.0),
+    }
+    group = problem.hardware, size, 4, 1
+    added = 2 * (collectives.all_gather_s(*group) + collectives.reduce_scatter_s(*group))
+    times = [
+        layer_seconds(one, kind, columns)[Part.TP] for one, kind in ((problem, run), (direct_problem, direct))
+    ]
+    gathered = 2 * collectives.all_gather_s(*group)
+    assert times[0][Phase.FORWARD, 0] - times[1][Phase.FORWARD, 0] == pytest.approx(float(gathered))
+    assert times[0][Phase.BACKWARD, 0] > float(added)
+    kept = [
+        layer_activations(one, kind, columns).kept[0] for one, kind in ((problem, run), (direct_problem, direct))
+    ]
+    assert kept[0] - kept[1] == pytest.approx(2 * size / 4)
+
+
+@pytest.mark.parametrize("mixer", [DELTA, KDA, MAMBA, LIGHTNING])
 def test_one_block_layers_add_up(mixer: LinearRecurrence) -> None:
     """A mixer alone and a feed-forward block alone have the parameters, compute and kept bytes of both in a layer,
     whose tensors are those of the parameter count."""
@@ -160,6 +220,14 @@ def test_a_plan_that_splits_a_head_is_refused() -> None:
     problem = with_layers(LayerRun(count=1, attention=MAMBA, mlp=MLP))
     with pytest.raises(IllegalPlanError, match="linear recurrence"):
         simulate(problem, even_plan(problem, columns_of(tp=4, cp=4).at(0)))
+
+
+def test_context_parallelism_beside_gates_of_low_rank_is_refused() -> None:
+    """No launcher exchanges heads whose gates pass through a low rank: every plan with cp is refused."""
+    problem = with_layers(LayerRun(count=1, attention=KDA, mlp=MLP))
+    simulate(problem, even_plan(problem, columns_of(tp=4).at(0)))
+    with pytest.raises(IllegalPlanError, match="low rank cp is 1"):
+        simulate(problem, even_plan(problem, columns_of(cp=2).at(0)))
 
 
 def test_tokens_are_dispatched_in_the_latent_width() -> None:

@@ -86,6 +86,7 @@ CLASS_DEFAULTS: dict[str, dict[str, object]] = {
     "cohere2": {"max_position_embeddings": 8192, "tie_word_embeddings": True},
     "granitemoe": {"max_position_embeddings": 2048},
     "dots1": {"max_position_embeddings": 2048},
+    "kimi_linear": {"max_position_embeddings": 1048576},
     "minimax": {"max_position_embeddings": 131072},
     "minimax_m2": {"max_position_embeddings": 196608},
     "mimo_v2_flash": {"max_position_embeddings": 131072},
@@ -261,6 +262,12 @@ _FAMILY_REASONS["llama4_text"] |= {
 _FAMILY_REASONS["hunyuan_v1_dense"] = {"the number of a token": "eod_token_id"}
 _FAMILY_REASONS["deepseek_v3"] = _FAMILY_REASONS["deepseek_v2"]
 _FAMILY_REASONS["deepseek_v32"] = _FAMILY_REASONS["deepseek_v2"]
+_FAMILY_REASONS["kimi_linear"] = _FAMILY_REASONS["deepseek_v2"] | {
+    "names that Kimi's own files have for the router's arithmetic": (
+        "num_expert_group moe_renormalize moe_router_activation_func use_grouped_topk"
+    ),
+    "rotary positions: without them, the pass copies the keys' shared part to all heads": "mla_use_nope",
+}
 _FAMILY_REASONS["glm_moe_dsa"] = _FAMILY_REASONS["deepseek_v2"] | {
     "angles of rotary positions, within the same kernel": "indexer_rope_interleave",
 }
@@ -302,7 +309,6 @@ UNPRICED: dict[str, str] = {
 """Keys of known parts that no description has a field for."""
 
 OBSTACLES: Final = {
-    "kimi_linear": ("layers of Kimi delta attention", "deepseek_v3"),
     "falcon_h1": ("Mamba-2 beside attention in every layer", "llama"),
     "granitemoehybrid": ("layers of Mamba-2", "granitemoe"),
     "bamba": ("layers of Mamba-2", "llama"),

@@ -14,7 +14,6 @@ from typing import Final
 from milpplan.problem import (
     GroupedQueryAttention,
     Indexer,
-    LatentAttention,
     MixtureOfExperts,
     ModelSpec,
 )
@@ -27,11 +26,14 @@ from milpplan.problem.huggingface.parts import (
     dense_mlp,
     expert_mlps,
     experts_of,
+    latent_attention,
+    leading_dense,
     listed_experts,
     masks,
     model_of,
     plain_attention,
     runs,
+    shared_experts,
     uniform,
     windowed,
 )
@@ -116,53 +118,18 @@ def _qwen3_moe(fields: Fields, name: str) -> ModelSpec:
     return model_of(fields, name, runs(attentions, expert_mlps(fields, experts, fields.expert_layers())))
 
 
-def _leading_dense(fields: Fields) -> list[bool]:
-    """Build experts in all but the first ``first_k_dense_replace`` layers."""
-    fields.must_be("moe_layer_freq", 1, "experts sit in every layer after the dense ones")
-    dense = fields.integer("first_k_dense_replace", minimum=0)
-    return [layer >= dense for layer in range(fields.num_layers)]
-
-
-def _shared_experts(fields: Fields) -> MixtureOfExperts:
-    # A null stands for none in DeepSeek's own files.
-    none = 0 if fields.there("n_shared_experts") else None
-    shared = fields.integer("n_shared_experts", default=none, minimum=0)
-    size = "moe_intermediate_size"
-    return experts_of(fields, "n_routed_experts", size, shared_intermediate_size=shared * fields.integer(size))
-
-
-def _query_rank(fields: Fields) -> int | None:
-    """Read ``q_lora_rank``; null means that the query has no low rank."""
-    if not fields.there("q_lora_rank"):
-        raise fields.missing("q_lora_rank")
-    return fields.optional("q_lora_rank")
-
-
-def _latent_attention(fields: Fields) -> LatentAttention:
-    fields.must_be("attention_bias", False, "latent attention is described without biases")
-    fields.must_be("mlp_bias", False, "DeepSeek's experts are described without biases")
-    return LatentAttention(
-        num_attention_heads=fields.integer(HEADS),
-        q_lora_rank=_query_rank(fields),
-        kv_lora_rank=fields.integer("kv_lora_rank"),
-        qk_nope_head_dim=fields.integer("qk_nope_head_dim"),
-        qk_rope_head_dim=fields.integer("qk_rope_head_dim"),
-        v_head_dim=fields.integer("v_head_dim"),
-    )
-
-
 def _deepseek(fields: Fields, name: str) -> ModelSpec:
-    mlps = expert_mlps(fields, _shared_experts(fields), _leading_dense(fields))
-    return model_of(fields, name, runs([_latent_attention(fields)] * len(mlps), mlps))
+    mlps = expert_mlps(fields, shared_experts(fields), leading_dense(fields))
+    return model_of(fields, name, runs([latent_attention(fields)] * len(mlps), mlps))
 
 
 def _deepseek_v32(fields: Fields, name: str) -> ModelSpec:
     every = ["indexed_attention"] * fields.num_layers
     fields.must_be("layer_types", every, "an indexer selects keys in every layer")
     sizes = {key: fields.integer(key) for key in ("index_n_heads", "index_head_dim", "index_topk")}
-    attention = _latent_attention(fields).model_copy(update={"indexer": Indexer(**sizes)})
-    leading = _leading_dense(fields)
-    mlps = expert_mlps(fields, _shared_experts(fields), listed_experts(fields, leading))
+    attention = latent_attention(fields).model_copy(update={"indexer": Indexer(**sizes)})
+    leading = leading_dense(fields)
+    mlps = expert_mlps(fields, shared_experts(fields), listed_experts(fields, leading))
     return model_of(fields, name, runs([attention] * len(mlps), mlps))
 
 
@@ -183,7 +150,7 @@ def _glm4_moe(fields: Fields, name: str) -> ModelSpec:
         qkv_bias=fields.flag("attention_bias"),
         qk_norm="per_head" if fields.flag("use_qk_norm") else "none",
     )
-    mlps = expert_mlps(fields, _shared_experts(fields), _leading_dense(fields))
+    mlps = expert_mlps(fields, shared_experts(fields), leading_dense(fields))
     return model_of(fields, name, runs([attention] * len(mlps), mlps))
 
 
@@ -488,7 +455,7 @@ def _dots1(fields: Fields, name: str) -> ModelSpec:
         slides = fields.listed_slides() or [border(layer) for layer in range(fields.num_layers)]
         attentions = windowed(fields, attention, slides)
     return model_of(
-        fields, name, runs(attentions, expert_mlps(fields, _shared_experts(fields), _leading_dense(fields)))
+        fields, name, runs(attentions, expert_mlps(fields, shared_experts(fields), leading_dense(fields)))
     )
 
 
@@ -648,6 +615,12 @@ ALIASES: dict[str, dict[str, tuple[str, ...]]] = {
         "layers_block_type": ("layer_types",),
         "n_routed_experts": ("num_local_experts",),
         "head_dim": ("attention_head_dim",),
+    },
+    "kimi_linear": {
+        "n_routed_experts": ("num_experts", "num_local_experts"),
+        "num_experts_per_tok": ("num_experts_per_token",),
+        "n_shared_experts": ("num_shared_experts",),
+        POSITIONS: ("model_max_length",),
     },
     "minimax": {"num_local_experts": ("num_experts",)},
     "minimax_m2": {"num_local_experts": ("num_experts",)},

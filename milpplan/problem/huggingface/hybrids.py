@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from milpplan.problem import LinearRecurrence, MixtureOfExperts, ModelSpec, NoBlock
 from milpplan.problem.huggingface.parts import (
     Builder,
@@ -10,8 +12,12 @@ from milpplan.problem.huggingface.parts import (
     dense_mlp,
     expert_mlps,
     experts_of,
+    latent_attention,
+    leading_dense,
+    listed_experts,
     model_of,
     runs,
+    shared_experts,
 )
 from milpplan.problem.huggingface.typed_keys import Fields
 from milpplan.problem.model import Mixer, Mlp
@@ -187,7 +193,59 @@ def _minimax(fields: Fields, name: str) -> ModelSpec:
     return model_of(fields, name, runs(mixers, [experts] * len(mixers)))
 
 
+_KIMI_SIZES = {
+    "linear_num_heads": "num_heads",
+    "linear_head_dim": "head_dim",
+    "linear_conv_kernel_dim": "short_conv_kernel_size",
+}
+"""Keys of Kimi-Linear's class, and what its own files call them within ``linear_attn_config``."""
+
+
+def _kimi_linear(fields: Fields, name: str) -> ModelSpec:
+    """Build Kimi delta attention, and latent attention in the layers that the file lists."""
+    fields.must_be("attn_res_block_size", 0, "the residual stream is a sum, without attention to earlier blocks")
+    fields.must_be("mla_use_output_gate", False, "latent attention has no gate")
+    fields.must_be("tie_word_embeddings", False, "the class never ties its head")
+    nested, layers = fields.value("linear_attn_config"), range(fields.num_layers)
+    is_full = [layer > 0 and layer % 4 == 0 for layer in layers]
+    if nested is None:
+        sizes = [fields.integer(key) for key in _KIMI_SIZES]
+    elif isinstance(nested, Mapping):
+        own = Fields(nested, f"{fields.source}, linear_attn_config")
+        sizes = [own.integer(key) for key in _KIMI_SIZES.values()]
+        full, kda = own.sequence("full_attn_layers"), own.sequence("kda_layers")
+        if full is not None and kda is not None:
+            if sorted(map(str, full + kda)) != sorted(str(layer + 1) for layer in layers):
+                raise own.refuse(
+                    f"full_attn_layers is {shown(full)}, kda_layers {shown(kda)}.",
+                    f"Expected every layer from 1 to {len(layers)} in one of both lists.",
+                )
+            is_full = [layer + 1 in full for layer in layers]
+        own.must_be("use_full_rank_gate", False, "the gate passes through a low rank")
+        if unknown := sorted({key for key, value in nested.items() if value is not None} - own.read):
+            raise own.refuse(f"{', '.join(map(shown, unknown))} not understood.", "Expected keys that are priced.")
+        for key, size in zip(_KIMI_SIZES, sizes, strict=True):
+            fields.must_be(key, size, "linear_attn_config says so")
+    else:
+        raise fields.refuse(f"linear_attn_config is {shown(nested)}.", "Expected an object.")
+    heads, head_dim, kernel = sizes
+    delta_attention = LinearRecurrence(
+        update="kda",
+        num_key_heads=heads,
+        num_value_heads=heads,
+        key_head_dim=head_dim,
+        value_head_dim=head_dim,
+        conv_kernel=kernel,
+        gate_rank=head_dim,
+    )
+    latent = latent_attention(fields)
+    mixers: list[Mixer] = [latent if is_latent else delta_attention for is_latent in _full_layers(fields, is_full)]
+    mlps = expert_mlps(fields, shared_experts(fields), listed_experts(fields, leading_dense(fields)))
+    return model_of(fields, name, runs(mixers, mlps))
+
+
 BUILDERS: dict[str, Builder] = {
+    "kimi_linear": _kimi_linear,
     "minimax": _minimax,
     "qwen3_next": _qwen3_next,
     "qwen3_5_text": _qwen3_5,

@@ -6,7 +6,14 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import Any, Literal
 
-from milpplan.problem import DenseMlp, GroupedQueryAttention, LayerRun, MixtureOfExperts, ModelSpec
+from milpplan.problem import (
+    DenseMlp,
+    GroupedQueryAttention,
+    LatentAttention,
+    LayerRun,
+    MixtureOfExperts,
+    ModelSpec,
+)
 from milpplan.problem.huggingface.typed_keys import HEADS, HIDDEN, POSITIONS, Fields
 from milpplan.problem.model import Mixer, Mlp
 from milpplan.problem.reading import shown
@@ -154,3 +161,40 @@ def listed_experts(fields: Fields, default: list[bool]) -> list[bool]:
     if len(listed) != fields.num_layers or any(kind not in ("dense", "sparse") for kind in listed):
         raise fields.refuse(f"mlp_layer_types is {shown(listed)}.", "Expected dense or sparse for every layer.")
     return [kind == "sparse" for kind in listed]
+
+
+def leading_dense(fields: Fields) -> list[bool]:
+    """Build experts in all but the first ``first_k_dense_replace`` layers."""
+    fields.must_be("moe_layer_freq", 1, "experts sit in every layer after the dense ones")
+    dense = fields.integer("first_k_dense_replace", minimum=0)
+    return [layer >= dense for layer in range(fields.num_layers)]
+
+
+def shared_experts(fields: Fields) -> MixtureOfExperts:
+    """Build routed experts beside shared experts of the same width."""
+    # A null stands for none in DeepSeek's own files.
+    none = 0 if fields.there("n_shared_experts") else None
+    shared = fields.integer("n_shared_experts", default=none, minimum=0)
+    size = "moe_intermediate_size"
+    return experts_of(fields, "n_routed_experts", size, shared_intermediate_size=shared * fields.integer(size))
+
+
+def query_rank(fields: Fields) -> int | None:
+    """Read ``q_lora_rank``; null means that the query has no low rank."""
+    if not fields.there("q_lora_rank"):
+        raise fields.missing("q_lora_rank")
+    return fields.optional("q_lora_rank")
+
+
+def latent_attention(fields: Fields) -> LatentAttention:
+    """Build DeepSeek's latent attention, without biases."""
+    fields.must_be("attention_bias", False, "latent attention is described without biases")
+    fields.must_be("mlp_bias", False, "DeepSeek's experts are described without biases")
+    return LatentAttention(
+        num_attention_heads=fields.integer(HEADS),
+        q_lora_rank=query_rank(fields),
+        kv_lora_rank=fields.integer("kv_lora_rank"),
+        qk_nope_head_dim=fields.integer("qk_nope_head_dim"),
+        qk_rope_head_dim=fields.integer("qk_rope_head_dim"),
+        v_head_dim=fields.integer("v_head_dim"),
+    )

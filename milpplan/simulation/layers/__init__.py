@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from milpplan.simulation.layers.layer_time import flash_core_s, kv_heads_per_rank, layer_seconds
     from milpplan.simulation.layers.paired_layers import LAYER_COMMUNICATION, least_paired_ns
     from milpplan.simulation.layers.parameter_counts import (
-        DECAYS,
+        DELTA_RULES,
         LayerParameters,
         active_parameters,
         adapter_parameters,
+        decays,
+        direct_width,
         embedding_parameters,
         encoder_parameters,
         final_norm_parameters,
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
         trained_parameters,
         widths,
     )
-    from milpplan.simulation.layers.recurrence import scan_bytes, scan_flops, scan_s
+    from milpplan.simulation.layers.recurrence import low_rank_bytes, scan_bytes, scan_flops, scan_s
     from milpplan.simulation.layers.shard import EXPOSED, ONCE, Part, Phase, Shard, Term
 else:
     __getattr__ = lazy_exports(__name__, __file__)

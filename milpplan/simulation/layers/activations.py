@@ -249,6 +249,7 @@ def _attention(shard: Shard, kind: LayerRun) -> tuple[FloatArray, FloatArray]:
         # The gated norm's output is the input of a product.
         output = shard.operand_bytes * tokens * widths(attention).values / tp
         kept = BF16_BYTES * tokens * recurrence.kept_elements(attention) / tp + output
+        kept = kept + 2 * recurrence.low_rank_bytes(shard, attention) / shard.sequence_tp
         return kept, output if job.attention_kernel == "flash" else np.zeros_like(tokens)
     heads = attention.num_attention_heads / tp
     if isinstance(attention, LatentAttention):
@@ -402,7 +403,9 @@ def _deferred_attention(shard: Shard, kind: LayerRun) -> FloatArray:
     if isinstance(attention, LinearRecurrence):
         width = widths(attention)
         saved = (element * width.projected + BF16_BYTES * width.values) / shard.tp
-        return _column_input(shard) + _row_gradient(shard) + tokens * saved
+        # Inputs of the second matrices of a low rank, and gradients of the first ones' outputs.
+        narrow = 4 * recurrence.low_rank_bytes(shard, attention) / shard.sequence_tp
+        return _column_input(shard) + _row_gradient(shard) + tokens * saved + narrow
     heads, trains = attention.num_attention_heads / shard.tp, shard.trains
     ends = _column_input(shard) * _needs_inputs(shard, kind)[0] + _row_gradient(shard) * trains("o_proj")
     if not isinstance(attention, LatentAttention):

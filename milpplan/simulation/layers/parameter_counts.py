@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     IntOrArray = int | NDArray[np.integer[Any]]
     FloatOrArray = float | NDArray[np.floating[Any]]
 
+DELTA_RULES = ("delta", "kda")
+"""Recurrences that correct their state by a delta rule."""
 VOCAB_ROWS_PER_RANK = 128
 """Divisor of the embedding rows of a tp rank (Megatron's ``--make-vocab-size-divisible-by``)."""
 
@@ -136,7 +138,7 @@ class Widths:
     values: int
     """Values, gate and output."""
     gates: int
-    """Decays, and strengths of a delta rule: a number each for every value head."""
+    """Decays (of KDA one for every channel of the keys), and strengths of a delta rule, of every value head."""
 
     @property
     def convolved(self) -> int:
@@ -149,8 +151,10 @@ class Widths:
         return self.convolved + self.values + self.gates
 
 
-DECAYS = {"delta": (2, 2), "ssm": (1, 3), "lightning": (0, 0)}
-"""Numbers of a value head by kind of recurrence: computed of every token, and weights beside them."""
+def decays(mixer: LinearRecurrence) -> tuple[int, int]:
+    """Count the numbers of a value head that are computed of every token, and the weights beside them."""
+    channels = 1 + mixer.key_head_dim
+    return {"delta": (2, 2), "kda": (channels, channels), "ssm": (1, 3), "lightning": (0, 0)}[mixer.update]
 
 
 def widths(mixer: LinearRecurrence) -> Widths:
@@ -158,23 +162,32 @@ def widths(mixer: LinearRecurrence) -> Widths:
     return Widths(
         keys=mixer.num_key_heads * mixer.key_head_dim,
         values=mixer.num_value_heads * mixer.value_head_dim,
-        gates=mixer.num_value_heads * DECAYS[mixer.update][0],
+        gates=mixer.num_value_heads * decays(mixer)[0],
     )
+
+
+def direct_width(mixer: LinearRecurrence) -> int:
+    """Return the width of the input projection: all, or what does not pass through a low rank."""
+    width = widths(mixer)
+    return width.projected if mixer.gate_rank is None else width.convolved + mixer.num_value_heads
 
 
 def _linear_recurrence(hidden: int, mixer: LinearRecurrence) -> LayerParameters:
     """Count the projections, the convolution, decays (with their biases, and skips of Mamba-2) and the gated norm.
 
-    ``h*p + v*h + conv*kernel + 0, 2 or 3 a``, with p and v the widths of ``Widths`` and a value heads. The
-    norm has v weights, and in a delta rule the width of a head. Source: transformers 5.23.0,
-    ``Qwen3NextGatedDeltaNet``, ``NemotronHMamba2Mixer``, ``MiniMaxLightningAttention``.
+    ``h*p + v*h + conv*kernel + n*a``, with p and v the widths of ``Widths``, a value heads and n the weights of
+    ``decays``. The norm has v weights, and in a delta rule the width of a head. Through a low rank r, decay and
+    gate have ``2*h*r`` copied and ``r*(a*key_head_dim + v)`` divided weights. Source: transformers 5.23.0,
+    ``Qwen3NextGatedDeltaNet``, ``NemotronHMamba2Mixer``, ``MiniMaxLightningAttention``; 5.24.0,
+    ``KimiLinearDeltaAttention``.
     """
     width = widths(mixer)
-    divided = hidden * (width.projected + width.values) + width.convolved * (mixer.conv_kernel + mixer.conv_bias)
-    divided += mixer.bias * width.projected
-    copied = mixer.bias * hidden
-    divided += DECAYS[mixer.update][1] * mixer.num_value_heads
-    if mixer.update == "delta":
+    projected, rank = direct_width(mixer), mixer.gate_rank or 0
+    divided = hidden * (projected + width.values) + width.convolved * (mixer.conv_kernel + mixer.conv_bias)
+    divided += mixer.bias * projected + rank * (width.projected - projected)
+    copied = mixer.bias * hidden + 2 * hidden * rank
+    divided += decays(mixer)[1] * mixer.num_value_heads
+    if mixer.update in DELTA_RULES:
         return LayerParameters(divided, copied + mixer.value_head_dim)
     return LayerParameters(divided + width.values, copied)
 
@@ -262,8 +275,12 @@ def _mixer_matrices(hidden: int, mixer: Mixer) -> tuple[Matrix, ...]:
     if isinstance(mixer, NoBlock):
         return ()
     if isinstance(mixer, LinearRecurrence):
-        width = widths(mixer)
-        return (Matrix(width.projected, hidden, "outputs"), Matrix(hidden, width.values, "inputs"))
+        width, rank = widths(mixer), mixer.gate_rank
+        found = (Matrix(direct_width(mixer), hidden, "outputs"), Matrix(hidden, width.values, "inputs"))
+        if rank is None:
+            return found
+        decay = Matrix(mixer.num_value_heads * mixer.key_head_dim, rank, "outputs")
+        return (*found, *[Matrix(rank, hidden, "")] * 2, decay, Matrix(width.values, rank, "outputs"))
     heads = mixer.num_attention_heads
     if isinstance(mixer, GroupedQueryAttention):
         keys, values = mixer.num_key_value_heads * mixer.head_dim, mixer.num_key_value_heads * mixer.value_dim
@@ -552,13 +569,13 @@ def padded_vocab_size(model_vocab: IntOrArray, tp: IntOrArray) -> IntOrArray:
 def scan_flops(mixer: LinearRecurrence) -> float:
     """Count the FLOPs a token of a scan's forward, over all heads; a backward has twice as many.
 
-    Delta rule, for every value head: 6 C K for K K', Q K' and T K; 4 C V for T V and (Q K') V; 6 K V for the
+    Delta rules, for every value head: 6 C K for K K', Q K' and T K; 4 C V for T V and (Q K') V; 6 K V for the
     state's update and two reads. Mamba-2: 2 C N for every group, 2 C P + 4 N P for every head. Lightning attention
     as Mamba-2, with a group for every head.
     """
     heads, chunk = mixer.num_value_heads, mixer.chunk_size
     key, value = mixer.key_head_dim, mixer.value_head_dim
-    if mixer.update == "delta":
+    if mixer.update in DELTA_RULES:
         return heads * (6.0 * chunk * key + 4.0 * chunk * value + 6.0 * key * value)
     return 2.0 * mixer.num_key_heads * chunk * key + heads * (2.0 * chunk * value + 4.0 * key * value)
 
