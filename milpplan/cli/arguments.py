@@ -146,6 +146,7 @@ ALLOWED: Final[dict[str, dict[str, bool | tuple[bool | str, ...] | None]]] = {
     "ulysses": {"ulysses": None},
     "placement": {"rank_order": RANK_ORDERS},
     "hsdp": {"dp_replicate": None},
+    "kept-weights": {"keep_weights": (False, True)},
     "replicas": {"mixing": MIXINGS},
     "zero-pipeline": {"zero_pipeline": True},
 }

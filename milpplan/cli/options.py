@@ -328,7 +328,8 @@ Allow = Annotated[
         "host's memory), tp-overlap (tensor-parallel communication in tiles), scatter-gather (between stages), "
         "kept-gathered (inputs that are not gathered again), recompute-modules (which of a "
         "chain of module sets selective recomputation replays), ulysses (all-to-alls of heads in context "
-        "parallelism), hsdp (states sharded within groups of replicas), placement (the order of the degrees on "
+        "parallelism), hsdp (states sharded within groups of replicas), "
+        "kept-weights (ZeRO 3 that gathers once a micro-batch), placement (the order of the degrees on "
         "the cluster), replicas (heterogeneous ones, on two to four node types), zero-pipeline (ZeRO 2 and 3 "
         "with a pipeline), or all. Repeatable.",
         rich_help_panel=PLANS,

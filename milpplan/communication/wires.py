@@ -317,7 +317,7 @@ def state_messages(
         ):
             scatters = (reduces & states.scatters(problem, stage)).astype(np.float64)
             gathered = gathers.astype(np.float64)
-            regathered = gathered if messages is per_micro_batch else zeros
+            regathered = gathered * ~columns.keep_weights if messages is per_micro_batch else zeros
             messages += [
                 Message("gradient_reduce", "all_reduce", replicas, gradients, zeros, reduces - scatters),
                 Message("gradient_reduce", "reduce_scatter", shards, gradients, zeros, scatters),

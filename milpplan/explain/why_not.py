@@ -125,6 +125,11 @@ WORDS: Final[dict[str, Callable[[Problem], str]]] = {
     ),
     "dp_replicate_leaves_shards": lambda p: "dp_replicate must be below dp: groups of one replica are ZeRO 0",
     "dp_replicate_needs_zero": lambda p: "hybrid sharding needs ZeRO 1 or more, which shards something",
+    "kept_weights_need_no_pipeline": lambda p: "keep_weights needs pp = 1",
+    "kept_weights_are_trained_once": lambda p: (
+        "keep_weights needs training, one forward a micro-batch, and weights on the device"
+    ),
+    "kept_weights_need_zero_3": lambda p: "keep_weights needs ZeRO 3, which gathers weights for each micro-batch",
     "muon_needs_whole_matrices": lambda p: "Muon needs whole matrices, which ZeRO 2 and 3 cut",
     "zero_2_and_3_without_pipeline": lambda p: "ZeRO 2 and 3 with a pipeline need --allow zero-pipeline",
     "different_replicas_need_two_node_types": lambda p: (

@@ -293,6 +293,7 @@ NUMBERS = (
     *("tp", "cp", "ep", "etp", "pp", "dp", "vpp", "micro_batch_size", "global_batch_size", "num_micro_batches"),
     "ulysses",
     *("sequence_parallel", "zero_stage", "dp_replicate", "overlap_grad_reduce", "overlap_param_gather"),
+    "keep_weights",
 )
 
 

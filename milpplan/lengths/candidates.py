@@ -51,6 +51,7 @@ FIXED: dict[str, tuple[object, ...]] = {
     "offload_activations": (False,),
     "offload_optimizer": (False,),
     "dp_replicate": (1,),
+    "keep_weights": (False,),
 }
 """Allowed values of the layout's fields in this space."""
 

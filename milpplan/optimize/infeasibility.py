@@ -21,7 +21,12 @@ from milpplan.optimize.records import PlanResult, SolveOptions
 from milpplan.optimize.solve import solve
 from milpplan.optimize.space.enumerate_layouts import SHARDING_RULES, divisors, layout_space
 from milpplan.optimize.space.layout_space import LayoutSpace
-from milpplan.optimize.space.rules import HYBRID_SHARDING_RULES, PIPELINE_SHARDING_RULES, REPLICA_SHARDING_RULES
+from milpplan.optimize.space.rules import (
+    HYBRID_SHARDING_RULES,
+    KEPT_SHARDING_RULES,
+    PIPELINE_SHARDING_RULES,
+    REPLICA_SHARDING_RULES,
+)
 from milpplan.problem import Job, Layout, Problem, Range, Space
 from milpplan.problem.problem import NOT_LISTS
 from milpplan.simulation import capacities_bytes, cluster_costs, usable_memory_bytes
@@ -346,7 +351,8 @@ def refusing_rules(problem: Problem, rejected: Mapping[str, int]) -> list[str]:
     fixed = any(getattr(problem.space, name) != getattr(default, name) for name in switches)
     names = [name for name, count in rejected.items() if count]
     # Rules of heterogeneous replicas' sharding come last, for layouts that keep every other rule.
-    of_sharding = PIPELINE_SHARDING_RULES | REPLICA_SHARDING_RULES | HYBRID_SHARDING_RULES | SHARDING_RULES
+    of_sharding = PIPELINE_SHARDING_RULES | REPLICA_SHARDING_RULES | HYBRID_SHARDING_RULES
+    of_sharding |= KEPT_SHARDING_RULES | SHARDING_RULES
     sharding = [name for name in of_sharding if name in names]
     others = sorted((name for name in names if name not in sharding), key=lambda n: -rejected[n])
     return [*sharding, *others] if fixed else others

@@ -178,6 +178,9 @@ class Layout(Record):
     dp_replicate: PositiveInt = 1
     """Groups of replicas that each shard the states by themselves and hold copies of the others' shards (hybrid
     sharding, HSDP). 1: ZeRO shards over all cp * dp ranks."""
+    keep_weights: bool = False
+    """With ZeRO 3: weights that a forward gathers stay until its backward, which gathers none (FSDP2's
+    ``reshard_after_forward=False``)."""
     schedule: Schedule = "1f1b"
     overlap_grad_reduce: bool = False
     overlap_param_gather: bool = False

@@ -334,6 +334,7 @@ class Space(Record):
     zero_stage: Annotated[tuple[Annotated[int, Field(ge=0, le=3)], ...], Field(min_length=1)] = (0, 1, 2, 3)
     dp_replicate: Values | None = (1,)
     """Groups of replicas that each shard the states by themselves; None: all divisors of dp."""
+    keep_weights: Switch = (False,)
     schedule: Annotated[tuple[Schedule, ...], Field(min_length=1)] = ("1f1b", "interleaved")
     overlap_grad_reduce: Switch = (False, True)
     overlap_param_gather: Switch = (False, True)

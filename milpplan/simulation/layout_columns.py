@@ -45,7 +45,7 @@ LAYER_KEYS = (
     *("tp", "cp", "ep", "etp", "micro_batch_size", "sequence_parallel", "tp_overlap", "gather_again"),
     *("ulysses", "split_backward", "recompute_vision", "recompute_modules"),
 )
-STATE_KEYS = ("tp", "cp", "ep", "etp", "dp", "zero_stage", "dp_replicate")
+STATE_KEYS = ("tp", "cp", "ep", "etp", "dp", "zero_stage", "dp_replicate", "keep_weights")
 OFFLOADS = ("offload_weights", "offload_activations", "offload_optimizer")
 COST_KEYS = (
     *(*STATE_KEYS, "pp", "micro_batch_size", "sequence_parallel"),
@@ -91,6 +91,7 @@ class LayoutColumns:
     sequence_parallel: BoolArray
     zero_stage: IntArray
     dp_replicate: IntArray
+    keep_weights: BoolArray
     schedule: IntArray
     overlap_grad_reduce: BoolArray
     overlap_param_gather: BoolArray

@@ -555,7 +555,8 @@ def _sharding(
     """Time the gradient and parameter communication of the layers.
 
     ZeRO stages 0 and 1 reduce once a step; stages 1 and 2 gather once a step. In every micro-batch, stage 2
-    reduces, and stage 3 gathers and reduces, beside the layer's compute. Reductions run beside the weight
+    reduces, and stage 3 gathers and reduces, beside the layer's compute. The backward gathers nothing where
+    weights are kept after the forward. Reductions run beside the weight
     gradients where these are work items of their own, else beside the backward.
 
     Args:
@@ -579,7 +580,7 @@ def _sharding(
     replicas = placement.replicas(columns.take(rows))
     share = collectives.processor_fraction(problem.hardware, *replicas)
     split, none = columns.split_backward[rows], np.zeros_like(forward)
-    again = none if problem.inference else again
+    again = none if problem.inference else np.where(columns.keep_weights[rows], 0.0, again)
     by_phase = [(forward, none), (again, np.where(split, 0.0, reduce[:, rows]))]
     by_phase += [(none, np.where(split, reduce[:, rows], 0.0))] * bool(split.any())
     for phase, (gathered, reduced) in enumerate(by_phase):

@@ -278,6 +278,7 @@ def _job_rules(problem: Problem, layout: Layout) -> list[Legality]:
     length = problem.job.sequence_length
     heads, ulysses = problem.model.common_heads, layout.ulysses
     together = problem.job.sequences_together
+    keeps = not (problem.inference or problem.job.further_forwards or layout.offload_weights)
     rules = [
         (length % layout.cp == 0, f"cp={layout.cp}", "cp divides the sequence length"),
         (
@@ -289,6 +290,11 @@ def _job_rules(problem: Problem, layout: Layout) -> list[Legality]:
             not (problem.job.reference_copies and layout.offload_weights),
             "offload_weights beside a frozen reference",
             "the reference's weights stay on the device, and so do the policy's",
+        ),
+        (
+            not layout.keep_weights or (layout.zero_stage == 3 and layout.pp == 1 and keeps),
+            f"keep_weights=true with ZeRO {layout.zero_stage} and pp={layout.pp}",
+            "ZeRO 3 without a pipeline, training with one forward a micro-batch, and weights on the device",
         ),
         (
             problem.job.optimizer == "adam" or layout.zero_stage <= 1,

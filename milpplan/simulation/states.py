@@ -160,6 +160,7 @@ def state_bytes(
 
     Returns:
         Bytes of weights, gradients and optimizer states, [3, n]; the latter two of trained parameters only.
+        ``Layout.keep_weights`` has whole weights beside the shards.
         Gradients include the framework's reduction buckets, weights those of a reference, sharded as the policy's:
         TRL shards both at ZeRO 3 or neither (trl/models/utils.py, ``prepare_deepspeed``).
     """
@@ -185,6 +186,8 @@ def state_bytes(
             total[1] += np.where(bucketed, software.gradient_bucket_bytes * trained, 0.0)
     if software.master_shards_only:
         total[0] = np.where(stage >= 3, frozen, total[0])
+    whole = (parameters.dense + parameters.expert) * per_weight
+    total[0] += np.where((stage >= 3) & columns.keep_weights, whole, 0.0)
     total[0] += reference
     if problem.inference:
         total[1:] = 0.0
@@ -195,11 +198,12 @@ def unsharded_buffer_bytes(problem: Problem, columns: LayoutColumns, parameters:
     """Size the whole-layer buffers that ZeRO needs beside the shards, in bytes [n].
 
     They hold a layer's gradients from stage 2, and at stage 3 the gathered weights of two layers, the present
-    layer and the prefetched layer.
+    layer and the prefetched layer, unless those of all layers are kept.
     """
     local, trained = (part.dense + part.expert for part in (parameters, parameters.gradients))
     grads = np.where((columns.zero_stage >= 2) & (not problem.inference), grad_bytes(problem), 0)
-    weights = np.where(columns.zero_stage >= 3, 2 * weight_bytes(problem), 0)
+    passing = (columns.zero_stage >= 3) & ~columns.keep_weights
+    weights = np.where(passing, 2 * weight_bytes(problem), 0)
     return np.asarray(trained * (grads + weights) + (local - trained) * weights)
 
 

@@ -476,6 +476,7 @@ TERMS: Final = (
         lambda problem, plan: plan.layout.dp_replicate > 1,
         _as_it_is,
     ),
+    Term("kept_weights", "weights kept until the backward", lambda p, plan: plan.layout.keep_weights, _as_it_is),
     Term(
         "pipeline",
         "pipeline bubble and transfers",

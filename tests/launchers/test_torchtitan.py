@@ -14,9 +14,11 @@ import pytest
 
 from milpplan import Layout, simulate
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
-from milpplan.launchers import ImportRequest
+from milpplan.launchers import ImportRequest, restrict
 from milpplan.launchers.torchtitan.run import NEWEST, RULES, V022, V030, Run, flavors
 from milpplan.launchers.torchtitan.settings import known
+from milpplan.optimize.space.enumerate_layouts import layout_space
+from milpplan.problem import Space
 from milpplan.simulation.layers import total_parameters
 from tests.launchers.cases import legal_layout
 from tests.launchers.torchtitan_cases import (
@@ -215,6 +217,27 @@ def test_somebody_elses_file_is_read() -> None:
     assert (layout.dp, layout.zero_stage, layout.global_batch_size) == (64, 3, 64)
     assert found.plan.virtual_stages[0].recompute.full == 32  # type: ignore[attr-defined]
     assert any("torch.compile" in note for note in found.notes)  # type: ignore[attr-defined]
+
+
+def test_weights_that_never_reshard_are_kept() -> None:
+    """``never`` with four micro-batches a step is ZeRO 3 that keeps weights until the backward, and with one ZeRO
+    2, to which a plan that keeps them is refused."""
+    text = FOREIGN.replace("[checkpoint]", 'fsdp_reshard_after_forward = "never"\n[checkpoint]')
+    several = text.replace("local_batch_size = 1", "local_batch_size = 1\nglobal_batch_size = 256")
+    layouts = [read(one, num_gpus=64).plan.layout for one in (text, several)]  # type: ignore[attr-defined]
+    found = [(layout.num_micro_batches, layout.zero_stage, layout.keep_weights) for layout in layouts]
+    assert found == [(1, 2, False), (4, 3, True)]
+    problem = problem_of("llama3-8b", "dgx-h100", num_gpus=64, global_batch_size=64)
+    kept = layouts[1].model_copy(update={"global_batch_size": 64})
+    with pytest.raises(IllegalPlanError, match="ZeRO 2 with one micro-batch"):
+        TORCHTITAN.export(problem, even_plan(problem, kept), V022)
+    for keep, word in ((False, "always"), (True, "never")):
+        space = Space(tp=(1,), pp=(1,), zero_stage=(3,), keep_weights=(keep,))
+        asked = problem.model_copy(update={"job": problem.job.model_copy(update={"global_batch_size": 256})})
+        columns = layout_space(restrict(asked.model_copy(update={"space": space}), "torchtitan")).columns
+        plans = [even_plan(asked, columns.at(row)) for row in range(len(columns))]
+        written = [TORCHTITAN.export(asked, plan, NEWEST).settings for plan in plans]
+        assert {one["parallelism.fsdp_reshard_after_forward"] for one in written} == {word}
 
 
 def test_the_even_split_is_torchtitans() -> None:

@@ -75,6 +75,7 @@ def random_case(seed: int) -> tuple[Problem, Plan, str]:
     sizes = random_sizes(random, problem.model.num_layers, pp * vpp)
     groups = [n for n in (1, 2, 4) if n < dp and tp * dp % (ep * etp * n) == 0]
     layout |= {"dp_replicate": int(random.choice(groups))} if zero else {}
+    layout |= {"keep_weights": zero == 3 and count > 1 and bool(random.integers(2))}
     return problem, staged(Layout.model_validate(layout), sizes, bool(random.integers(2))), version
 
 

@@ -162,6 +162,32 @@ def test_hybrid_sharding_in_one_program() -> None:
         assert blocks.step_time_ns == whole.step_time_ns
 
 
+@pytest.mark.parametrize("backend", long_but(("cpsat",), ("cpsat", "cbc", "highs", "scip")))
+def test_kept_weights_are_those_of_brute_force(backend: str) -> None:
+    """Gathers once or twice a micro-batch are decided as brute force decides, in both spaces and in one program;
+    some optima keep weights, some have no memory for them, and no bound is above a plan of theirs."""
+    chosen = set()
+    for seed in range(700, 706):
+        problem = hybrid_problem(seed, ("free", "uniform")[seed % 2])
+        opened = {"keep_weights": BOTH, "dp_replicate": (1,), "zero_stage": (0, 3)}
+        job = problem.job.model_copy(update={"global_batch_size": 16})
+        problem = problem.model_copy(update={"job": job, "space": problem.space.model_copy(update=opened)})
+        rows = layout_space(problem).columns
+        layout = rows.at(int(np.flatnonzero(rows.keep_weights)[0]))
+        plan = random_plan(random.Random(seed), problem, layout, recompute=0.3)
+        peak = time_and_peak(problem, constants(problem, layout), plan)[1]
+        problem = with_memory(problem, int(peak * (1.0 if seed < 703 else 0.93)))
+        best, result = brute_force(problem), solve(problem, backend=backend, gap=0.0)
+        assert_optimal(problem, result, best)
+        assert any(one.layout.keep_weights for one in bounded_layouts(problem))
+        if best is not None and result.plan is not None:
+            chosen.add((result.plan.layout.zero_stage, result.plan.layout.keep_weights))
+            if seed == 700:
+                whole = solve_monolithic(problem, gap=0.0, max_layouts=200)
+                assert whole.step_time_ns == pytest.approx(best.value, rel=1e-12)
+    assert chosen >= {(3, False), (3, True)}
+
+
 @pytest.mark.parametrize(("count", "least"), [(10, 5), pytest.param(18, 15, marks=pytest.mark.long)])
 def test_no_bound_is_above_a_plan(count: int, least: int) -> None:
     """Bounds of layouts that offload, gather or tile are below every one of their plans."""

@@ -286,6 +286,9 @@ BROKEN: list[tuple[str, int, dict[str, Any]]] = [
     ("dp_replicate_divides_expert_replicas", 4, {"dp": 4, "ep": 4, "zero_stage": 1, "dp_replicate": 2}),
     ("dp_replicate_leaves_shards", 0, {"dp": 2, "zero_stage": 1, "dp_replicate": 2}),
     ("dp_replicate_needs_zero", 0, {"dp": 4, "dp_replicate": 2}),
+    ("kept_weights_need_no_pipeline", 0, {"dp": 2, "pp": 2, "zero_stage": 3, "keep_weights": True}),
+    ("kept_weights_are_trained_once", 0, {"dp": 2, "keep_weights": True, "offload_weights": True}),
+    ("kept_weights_need_zero_3", 0, {"dp": 2, "zero_stage": 2, "keep_weights": True}),
     ("micro_batch_divides_share_of_batch", 0, {"dp": 2, "micro_batch_size": 5}),
 ]
 

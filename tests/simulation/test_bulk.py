@@ -34,6 +34,8 @@ def switched(random: np.random.Generator, problem: Problem, layout: Layout) -> L
     groups = [n for n in (1, 2, 3, 4) if layout.dp % n == layout.expert_dp % n == 0 and n < layout.dp]
     if layout.zero_stage and groups:
         changes["dp_replicate"] = int(random.choice(groups))
+    if layout.zero_stage == 3 and layout.pp == 1 and not problem.job.further_forwards and not problem.inference:
+        changes["keep_weights"] = bool(random.integers(2)) and not changes.get("offload_weights", False)
     return layout.model_copy(update=changes)
 
 

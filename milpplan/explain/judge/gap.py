@@ -48,11 +48,12 @@ from milpplan.units import NS_PER_S, gpu_hours
 FOLLOWERS: Final = {
     "tp": ("dp", "sequence_parallel", "etp", "ulysses"),
     "cp": ("dp", "ulysses"),
-    "pp": ("dp", "vpp", "schedule"),
+    "pp": ("dp", "vpp", "schedule", "keep_weights"),
     "vpp": ("schedule",),
     "schedule": ("vpp",),
     "etp": ("ep",),
-    "zero_stage": ("overlap_grad_reduce", "overlap_param_gather"),
+    "zero_stage": ("overlap_grad_reduce", "overlap_param_gather", "keep_weights"),
+    "keep_weights": ("zero_stage", "overlap_grad_reduce", "overlap_param_gather"),
     "overlap_param_gather": ("overlap_grad_reduce",),
 }
 """Fields that a change of another field may require to change: the product of the degrees is the number of GPUs,

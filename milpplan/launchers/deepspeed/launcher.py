@@ -304,6 +304,7 @@ DEEPSPEED = config_capability(
         "vpp": Limit((1,), "there is no pipeline in its configuration"),
         "schedule": Limit(("1f1b",), "there is no pipeline in its configuration"),
         "dp_replicate": NO_GROUPS,
+        "keep_weights": Limit((False,), "it frees weights after the forward, by reuse distance and not by layer"),
         "pp_scatter_gather": Limit((False,), "there is no pipeline in its configuration"),
         "offload_weights": Limit((False,), f"{NO_STREAMS} (offload_param)"),
         "offload_activations": Limit((False,), f"{NO_STREAMS} (cpu_checkpointing)"),

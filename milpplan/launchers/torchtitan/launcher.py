@@ -497,7 +497,8 @@ def _differences(problem: Problem, plan: Plan, version: str) -> list[Refusal]:
     run = _run(problem, plan, version)
     sharding = sharding_of(run)
     runs = layout_of_run(run)
-    reasons = dict.fromkeys(("zero_stage", "overlap_grad_reduce", "overlap_param_gather"), sharding.why)
+    decided = ("zero_stage", "keep_weights", "overlap_grad_reduce", "overlap_param_gather")
+    reasons = dict.fromkeys(decided, sharding.why)
     reasons |= {
         "sequence_parallel": f"up to {V022} tensor parallelism is sequence parallel always",
         "etp": "experts are cut over tp without ep; with it over 1 rank, or (0.2.2) over tp",

@@ -5,7 +5,8 @@ distributed/fsdp.py) and PyTorch (distributed/pipelining/stage.py, ``perform_bac
 
 - without a pipeline ``fully_shard`` gathers weights for every forward and reduces gradients after every backward,
   of each micro-batch. ``fsdp_reshard_after_forward`` ``always`` frees and gathers again between the two: ZeRO 3.
-  ``never`` keeps them until the backward is over: ZeRO 2, if there is one micro-batch per step.
+  ``never`` keeps them until the backward is over: ZeRO 2 if there is one micro-batch per step, else ZeRO 3 with
+  ``keep_weights``.
 - with a pipeline it neither reshards nor reduces before the last micro-batch, and reduces after it: ZeRO 1 without
   overlap, where nothing is resharded after the forward (``never``, the default with a pipeline).
 
@@ -215,13 +216,15 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """Sharding and overlap of a run. ``loss`` describes a difference between the run and the plan."""
+    """Sharding and overlap of a run. ``loss`` describes a difference between the run and the plan; ``keeps`` is
+    ``Layout.keep_weights``."""
 
     zero_stage: int
     overlap_grad_reduce: bool
     overlap_param_gather: bool
     why: str
     loss: str = ""
+    keeps: bool = False
 
 
 def sharding_of(run: Run) -> Sharding:
@@ -246,9 +249,10 @@ def sharding_of(run: Run) -> Sharding:
         reshards += "no ZeRO stage (fsdp_reshard_after_forward always)"
         return Sharding(1, False, False, why, reshards if run.reshard == "always" else "")
     if run.reshard == "never":
-        why = "fully_shard without resharding after the forward is ZeRO 2"
-        loss = "" if once else "fully_shard gathers weights in every micro-batch, a plan at ZeRO 2 once a step"
-        return Sharding(2, True, True, why, loss)
+        why = "fully_shard without resharding after the forward is ZeRO 2 with one micro-batch a step"
+        if once:
+            return Sharding(2, True, True, why)
+        return Sharding(3, True, True, f"{why}, else ZeRO 3 with weights that stay until the backward", keeps=True)
     return Sharding(3, True, True, "fully_shard gathers weights beside forward and backward: ZeRO 3")
 
 
@@ -282,6 +286,7 @@ def layout_of_run(run: Run) -> Layout:
         "sequence_parallel": sequence_parallel,
         "zero_stage": sharding.zero_stage,
         "dp_replicate": run.replicate if sharding.zero_stage else 1,
+        "keep_weights": sharding.keeps,
         "schedule": schedule if run.pp > 1 else "1f1b",
         "overlap_grad_reduce": sharding.overlap_grad_reduce,
         "overlap_param_gather": sharding.overlap_param_gather,
@@ -339,7 +344,7 @@ def run_of_plan(
         micro_batch_size=layout.micro_batch_size,
         micro_batches=layout.num_micro_batches if pipelined else 1,
         accumulations=1 if pipelined else layout.num_micro_batches,
-        reshard="always" if layout.zero_stage == 3 and not pipelined else "never",
+        reshard="always" if layout.zero_stage == 3 and not (pipelined or layout.keep_weights) else "never",
         recompute="full" if whole else "none",
         deduplicated=deduplicated and layout.ep > 1,
     )
@@ -467,6 +472,7 @@ def titan_states(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
     """Require ZeRO states that torchtitan can produce.
 
     Unlike in ``piped_states``, unsharded replicas reduce gradients in every micro-batch, and after a pipeline.
+    Weights that stay after a forward are ZeRO 2 with a single micro-batch.
     """
     several, stage, piped = c["cp"] * c["dp"] > 1, c["zero_stage"], c["pp"] > 1
     once = c["num_micro_batches"] == 1
@@ -480,6 +486,8 @@ def titan_states(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
     else:
         alone = np.ones(len(stage), dtype=np.bool_)
     keeps = np.where(stage == 0, unsharded, piped_states(problem, c))
+    if "keep_weights" in c:
+        keeps &= (c["keep_weights"] == 0) | ~once
     return np.asarray(np.where(several, keeps, (stage == 0) & alone))
 
 

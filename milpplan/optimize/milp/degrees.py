@@ -48,6 +48,8 @@ from milpplan.optimize.space.rules import (
     HYBRID_RULES,
     HYBRID_SHARDING_RULES,
     INFERENCE_RULES,
+    KEPT_RULES,
+    KEPT_SHARDING_RULES,
     PIPELINE_SHARDING_RULES,
     cluster_rules,
     node_orders,
@@ -163,6 +165,7 @@ def rules(problem: Problem) -> dict[str, Rule]:
     """Return the rules of ``enumerate_layouts`` that are not products."""
     named_rules = DEGREE_RULES | cluster_rules(problem) | SEQUENCE_RULES | EXECUTION_RULES | stage_rules(problem)
     named_rules |= SHARDING_RULES | INFERENCE_RULES | PIPELINE_SHARDING_RULES
+    named_rules |= KEPT_RULES | KEPT_SHARDING_RULES
     named_rules |= HYBRID_RULES | HYBRID_SHARDING_RULES | MICRO_BATCH_RULES | ALIGNMENT_SWITCH_RULES
     if any(kind.mlp.type == "moe" for kind in problem.model.kinds):
         named_rules |= EXPERT_RULES

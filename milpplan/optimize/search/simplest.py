@@ -56,6 +56,7 @@ SWITCHES: Final = (
     "offload_activations",
     "offload_optimizer",
     "dp_replicate",
+    "keep_weights",
     "rank_order",
     "replica_micro_batches",
 )

@@ -41,6 +41,8 @@ from milpplan.optimize.space.rules import (
     HYBRID_RULES,
     HYBRID_SHARDING_RULES,
     INFERENCE_RULES,
+    KEPT_RULES,
+    KEPT_SHARDING_RULES,
     PIPELINE_SHARDING_RULES,
     REPLICA_DEGREE_RULES,
     REPLICA_RULES,
@@ -356,6 +358,8 @@ def _switches(
     rules = EXECUTION_RULES | CAPACITY_RULES | DOMINANCE
     if problem.job.alignment is not None and "offload_weights" in asked:
         rules |= ALIGNMENT_SWITCH_RULES
+    if "keep_weights" in asked:
+        rules |= KEPT_RULES
     # One rule reads the modules of recomputation: they are crossed last, with the few rows that are legal.
     modules = asked.pop("recompute_modules", None)
     module_rules, each = {}, 1
@@ -424,6 +428,8 @@ def _shardings(
         crossed_rules |= PIPELINE_SHARDING_RULES
     if "dp_replicate" in asked_switches(problem):
         crossed_rules |= hybrid_sharding_rules(problem)
+    if "keep_weights" in asked_switches(problem):
+        crossed_rules |= KEPT_SHARDING_RULES
     if forbidden:
         crossed_rules["forbidden_by_caller"] = lambda p, c: not_forbidden(c, forbidden)
     if crossed_rules:
@@ -526,10 +532,11 @@ def kept_rules(problem: Problem, columns: LayoutColumns) -> dict[str, BoolArray]
         | SEQUENCE_RULES
         | ALIGNMENT_SWITCH_RULES
         | EXECUTION_RULES
+        | KEPT_RULES
         | CAPACITY_RULES
         | SHARDING_RULES
     )
-    rules |= stage_rules(problem) | INFERENCE_RULES | HYBRID_RULES | HYBRID_SHARDING_RULES
+    rules |= stage_rules(problem) | INFERENCE_RULES | HYBRID_RULES | HYBRID_SHARDING_RULES | KEPT_SHARDING_RULES
     rules.pop("layers_split_uniformly")
     rules.pop("one_schedule_without_pipeline")
     rules |= CLUSTER_RULES | CLUSTER_ORDER_RULES if problem.other_hardware else {}

@@ -480,8 +480,8 @@ class LayoutSpace:
         parts: dict[str, npt.NDArray[np.generic]] = {
             field.name: getattr(rows, field.name) for field in fields(LayoutColumns)
         }
-        for name in ("replica_micro_batches", "dp_replicate"):
-            # Spaces without heterogeneous replicas or hybrid sharding keep the digest of earlier certificates.
+        for name in ("replica_micro_batches", "dp_replicate", "keep_weights"):
+            # Spaces without them keep the digest of earlier certificates.
             if (parts[name] == column_value(name, DEFAULTS[name])).all():
                 del parts[name]
         if listed:

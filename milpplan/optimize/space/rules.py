@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
 EXECUTION = (
     *("tp_overlap", "pp_scatter_gather", "gather_again", "recompute_vision", "recompute_modules", "ulysses"),
-    *(*OFFLOADS, "dp_replicate"),
+    *(*OFFLOADS, "dp_replicate", "keep_weights"),
 )
 NO_TILES, RING, PIPELINED = map(TP_OVERLAPS.index, ("none", "ring", "pipelined"))
 
@@ -209,6 +209,16 @@ exchanged by all-to-alls: Transformer Engine at d0067d0d, pytorch/attention/dot_
 context_parallel.py, requires that the ranks divide the heads of queries, keys and values, and refuses windows with
 a2a+p2p."""
 
+KEPT_RULES: dict[str, Rule] = {
+    "kept_weights_need_no_pipeline": lambda p, c: (c["keep_weights"] == 0) | (c["pp"] == 1),
+    "kept_weights_are_trained_once": lambda p, c: (
+        (c["keep_weights"] == 0) | ((c["offload_weights"] == 0) & (not (p.inference or p.job.further_forwards)))
+    ),
+}
+"""Rules of weights that stay gathered until the backward: in a pipeline other micro-batches run in between."""
+KEPT_SHARDING_RULES: dict[str, Rule] = {
+    "kept_weights_need_zero_3": lambda p, c: (c["keep_weights"] == 0) | (c["zero_stage"] == 3),
+}
 ALIGNMENT_SWITCH_RULES: dict[str, Rule] = {
     "offloaded_weights_need_no_reference": lambda p, c: (c["offload_weights"] == 0) | (not p.job.reference_copies),
 }

@@ -306,7 +306,8 @@ DEGREES: Final = (
     *("num_gpus", "global_batch_size", "tp", "cp", "ep", "etp", "pp", "vpp", "dp", "micro_batch_size"),
     *("zero_stage", "schedule", "sequence_parallel", "overlap_grad_reduce", "overlap_param_gather"),
     *("tp_overlap", "pp_scatter_gather", "gather_again", "recompute_vision", "recompute_modules", "ulysses"),
-    *("offload_weights", "offload_activations", "offload_optimizer", "dp_replicate", "rank_order", "node_order"),
+    *("offload_weights", "offload_activations", "offload_optimizer", "dp_replicate", "keep_weights"),
+    *("rank_order", "node_order"),
 )
 
 

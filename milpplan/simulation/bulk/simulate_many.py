@@ -522,6 +522,8 @@ def _rules(problem: Problem, c: LayoutColumns) -> Iterator[BoolArray]:
     offloads = c.offload_weights | c.offload_activations | c.offload_optimizer
     yield ~offloads | (problem.hardware.host_memory is not None)
     yield ~offloads | ~c.split_backward
+    once = not problem.inference and not problem.job.further_forwards
+    yield ~c.keep_weights | ((c.zero_stage == 3) & (c.pp == 1) & ~c.offload_weights & once)
     yield c.node_order == 0
     yield from _schedule_rules(problem, c, m)
 
