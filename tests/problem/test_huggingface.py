@@ -152,6 +152,43 @@ def test_kimi_linear_is_as_published() -> None:
             model_from_config(config | changes, "k")
 
 
+def test_layers_that_differ_one_by_one() -> None:
+    """Nemotron-Super has 49.9 billion parameters as published, 49 of 80 layers with attention, and a norm before
+    each block that is there; replacements and windows are refused by name."""
+    config = config_of("nemotron-super-49b")
+    model = model_from_config(config, "n")
+    assert total_parameters(model) == 49_867_145_216
+    assert sum(run.count for run in model.layers if run.attention.type == "gqa") == 49
+    assert {(run.attention.type, run.num_norms) for run in model.layers} == {("gqa", 2), ("none", 1)}
+    blocks = config["block_configs"]
+    for part, changes, seen in (
+        ("attention", {"replace_with_linear": True}, "replace_with_linear is True"),
+        ("attention", {"window_length": 512}, "window_length is 512"),
+        ("attention", {"n_heads_in_group": 3}, "n_heads_in_group is 3"),
+        ("ffn", {"ffn_mult": None}, "ffn_mult is None"),
+        ("ffn", {"moe": {"num_local_experts": 8}}, "'moe' not understood"),
+    ):
+        other = {**blocks[0], part: blocks[0][part] | changes}
+        with pytest.raises(InvalidInputError, match=seen):
+            model_from_config(config | {"block_configs": [other, *blocks[1:]]}, "n")
+    with pytest.raises(InvalidInputError, match="Expected a block for each of 80 layers"):
+        model_from_config(config | {"block_configs": blocks[1:]}, "n")
+    empty = {"attention": {"no_op": True}, "ffn": {"no_op": True}}
+    fewer = model_from_config(config | {"block_configs": [*blocks, empty], "num_hidden_layers": 81}, "n")
+    assert fewer == model
+    with pytest.raises(InvalidInputError, match="no block that computes"):
+        model_from_config(config | {"block_configs": [empty], "num_hidden_layers": 1}, "n")
+
+
+def test_minimax_modules_that_predict_further_tokens_are_layers() -> None:
+    """MiniMax-M2.5's file has three such modules of a layer each, which a switch turns off."""
+    config = config_of("minimax-m2.5")
+    assert model_from_config(config, "m").num_nextn_predict_layers == 3
+    assert model_from_config(config | {"use_mtp": False}, "m").num_nextn_predict_layers == 0
+    with pytest.raises(InvalidInputError, match="mtp_transformer_layers is 2"):
+        model_from_config(config | {"mtp_transformer_layers": 2}, "m")
+
+
 def test_transformers_5_spelling_of_experts_is_understood() -> None:
     """Version 5 saves num_local_experts where the Hub's Qwen3-MoE has num_experts."""
     config = config_of("qwen3-30b-a3b")

@@ -44,6 +44,7 @@ _CAUSAL = ("forcausallm", "lmheadmodel")
 _CLASS_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "Model")
 _CLASS_NAMES = {
     "falcon": ("rw",),
+    "nemotron-nas": ("decilm",),
     "gemma3_text": ("gemma3text", "gemma3"),
     "gemma4_text": ("gemma4text", "gemma4"),
     "llama4_text": ("llama4",),
@@ -88,7 +89,10 @@ def model_from_config(config: object, name: str, ignore: Collection[str] = ()) -
         encoder = encoder_of(config, model.hidden_size, source)
     except ValidationError as error:
         raise invalid_fields(ModelSpec, error, source) from error
+    fields.must_be("mtp_transformer_layers", 1, "a module that predicts a further token has a single layer")
     mtp_layers = max(fields.integer(key, default=0, minimum=0) for key in MTP_LAYERS)
+    if fields.value("use_mtp") is not None and not fields.flag("use_mtp"):
+        mtp_layers = 0
     _check_keys(config, fields, family)
     if mtp_layers:
         model = model.model_copy(update={"num_nextn_predict_layers": mtp_layers})

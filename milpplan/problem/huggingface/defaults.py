@@ -88,6 +88,7 @@ CLASS_DEFAULTS: dict[str, dict[str, object]] = {
     "dots1": {"max_position_embeddings": 2048},
     "kimi_linear": {"max_position_embeddings": 1048576},
     "minimax": {"max_position_embeddings": 131072},
+    "nemotron-nas": {"max_position_embeddings": 2048},
     "minimax_m2": {"max_position_embeddings": 196608},
     "mimo_v2_flash": {"max_position_embeddings": 131072},
     "llama4_text": {"max_position_embeddings": 131072, "use_qk_norm": True, "no_rope_layer_interval": 4},
@@ -240,6 +241,7 @@ _FAMILY_REASONS["smollm3"] = {
 for _family in ("qwen3_5_text", "qwen3_5_moe_text"):
     _FAMILY_REASONS[_family] = _FAMILY_REASONS.get(_family, {}) | {
         "the format of states in generation": "mamba_ssm_dtype",
+        "which function of one number the gate applies, within one kernel": "output_gate_type",
         "a part of layers that predict further tokens": "mtp_use_dedicated_embeddings",
         "dense layers, which the class does not have": "mlp_only_layers",
     }
@@ -288,6 +290,7 @@ FIXED: dict[str, tuple[object, str]] = {
     "reorder_and_upcast_attn": (False, "attention works in bf16"),
     "use_bidirectional_attention": (False, "attention is causal"),
     "use_mrope": (False, "positions are one number a token"),
+    "language_model_only": (False, "the encoder of images is part of the model"),
     "full_attn_mod": (1, "attention is full in every layer"),
     "interpolate_factor": (1, "positions are not interpolated"),
 }
@@ -300,9 +303,6 @@ UNPRICED: dict[str, str] = {
     "quantization_config": "weights in another format have other bytes, products and states",
     "compression_config": "weights in another format have other bytes, products and states",
     "vision_config": "the image tower is not priced",
-    "use_mtp": "layers that predict further tokens are not priced",
-    "num_mtp_modules": "layers that predict further tokens are not priced",
-    "mtp_transformer_layers": "layers that predict further tokens are not priced",
     "audio_config": "the audio tower is not priced",
     "per_layer_config": "layers that differ in other ways than listed are not priced",
 }
@@ -317,7 +317,6 @@ OBSTACLES: Final = {
     "lfm2": ("short convolutions", "llama"),
     "minimax_m3": ("sparse attention over selected blocks", "minimax_m2"),
     "deepseek_v4": ("compressed sparse attention and several residual streams", "deepseek_v3"),
-    "nemotron-nas": ("layers that differ one by one, some without attention", "llama"),
     "step3p7": ("layers whose numbers of heads differ", "qwen3_moe"),
     "bloom": ("a norm after the embedding, and a bias of positions in the scores", "gpt_neox"),
     "mpt": ("a bias of positions in the scores", "gpt_neox"),
@@ -332,7 +331,7 @@ OBSTACLES: Final = {
 """Known families without a builder: the part that milpplan does not price, and the nearest family that it has."""
 
 
-MTP_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+MTP_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 """Keys of the number of layers of multi-token prediction."""
 
 

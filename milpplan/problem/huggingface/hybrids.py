@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import groupby
 
-from milpplan.problem import LinearRecurrence, MixtureOfExperts, ModelSpec, NoBlock
+from milpplan.problem import DenseMlp, LayerRun, LinearRecurrence, MixtureOfExperts, ModelSpec, NoBlock
 from milpplan.problem.huggingface.parts import (
     Builder,
     attention_of,
@@ -19,7 +20,7 @@ from milpplan.problem.huggingface.parts import (
     runs,
     shared_experts,
 )
-from milpplan.problem.huggingface.typed_keys import Fields
+from milpplan.problem.huggingface.typed_keys import HEADS, KEY_VALUE_HEADS, MAX_DIMENSION, Fields
 from milpplan.problem.model import Mixer, Mlp
 from milpplan.problem.reading import shown
 
@@ -244,7 +245,85 @@ def _kimi_linear(fields: Fields, name: str) -> ModelSpec:
     return model_of(fields, name, runs(mixers, mlps))
 
 
+_NAS_PARTS = {
+    "attention": (
+        "n_heads_in_group",
+        (
+            "num_sink_tokens",
+            "sparsify",
+            "unshifted_sink",
+            "use_prefill_window_in_sink_attention",
+            "window_length",
+            "replace_with_linear",
+        ),
+    ),
+    "ffn": ("ffn_mult", ("sparsify", "replace_with_linear")),
+}
+"""Parts of a block: the key of its size, and keys that must be null or false."""
+FFN_MULTIPLE = 256
+"""Divisor to which widths of feed-forward blocks are rounded up."""
+
+
+def _nas_size(fields: Fields, block: object, part: str) -> int | float | None:
+    """Read the size of a block's attention or feed-forward part; None if the layer lacks the part."""
+    values = block.get(part) if isinstance(block, Mapping) else None
+    if not isinstance(values, Mapping):
+        raise fields.refuse(f"block_configs has {shown(block)}.", f"Expected an object with {part} in each block.")
+    own, (size, plain) = Fields(values, f"{fields.source}, block_configs, {part}"), _NAS_PARTS[part]
+    for key in plain:
+        if own.value(key) is not None:
+            own.must_be(key, False, "blocks are causal attention over all keys, and SwiGLU, or absent")
+    absent, number = own.flag("no_op"), own.value(size)
+    if unknown := sorted({key for key, value in values.items() if value is not None} - own.read):
+        raise own.refuse(f"{', '.join(map(shown, unknown))} not understood.", "Expected keys that are priced.")
+    if absent:
+        return None
+    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number <= MAX_DIMENSION:
+        raise own.refuse(f"{size} is {shown(number)}.", "Expected a positive number.")
+    return number
+
+
+def _nemotron_nas(fields: Fields, name: str) -> ModelSpec:
+    """Build layers that differ one by one; layers without any block are left out, because they compute nothing.
+
+    A feed-forward block has the width 2/3 ffn_mult hidden_size, rounded up to a multiple of 256. Source:
+    Megatron-LM@d98e8a64 core/transformer/heterogeneous/heterogeneous_config.py, and the classes beside the weights
+    of nvidia/Llama-3_3-Nemotron-Super-49B-v1 (``DeciLMDecoderLayer``: a norm before each block that is there).
+    """
+    blocks, heads = fields.sequence("block_configs"), fields.integer(HEADS)
+    if blocks is None or len(blocks) != fields.num_layers:
+        raise fields.refuse(
+            f"block_configs is {shown(blocks)}.", f"Expected a block for each of {fields.num_layers} layers."
+        )
+    for key in (KEY_VALUE_HEADS, "intermediate_size"):
+        if fields.value(key) is not None:
+            raise fields.refuse(f"{key} is {shown(fields.value(key))}.", "Expected null: block_configs says it.")
+    fields.must_be("head_dim", fields.divided_head_dim, "heads divide the width")
+    bias, mlp_bias = fields.flag("attention_bias"), fields.flag("mlp_bias")
+    layers: list[LayerRun] = []
+    for block in blocks:
+        group, factor = (_nas_size(fields, block, part) for part in _NAS_PARTS)
+        mixer: Mixer = NoBlock()
+        if group is not None:
+            if not isinstance(group, int) or heads % group:
+                raise fields.refuse(f"n_heads_in_group is {group}.", f"Expected a divisor of {heads} heads.")
+            mixer = attention_of(fields, bias, bias, "none", False, heads // group, fields.divided_head_dim)
+        mlp: Mlp = NoBlock()
+        if factor is not None:
+            width = -(-int(2 * factor * fields.hidden_size / 3) // FFN_MULTIPLE) * FFN_MULTIPLE
+            mlp = DenseMlp(intermediate_size=width, bias=mlp_bias)
+        if "none" not in (mixer.type, mlp.type):
+            layers += runs([mixer], [mlp])
+        elif mixer.type != mlp.type:
+            layers += runs([mixer], [mlp], num_norms=1)
+    if not layers:
+        raise fields.refuse("block_configs has no block that computes anything.", "Expected at least one.")
+    joined = [(kind, len(list(same))) for kind, same in groupby(layers)]
+    return model_of(fields, name, tuple(kind.model_copy(update={"count": count}) for kind, count in joined))
+
+
 BUILDERS: dict[str, Builder] = {
+    "nemotron-nas": _nemotron_nas,
     "kimi_linear": _kimi_linear,
     "minimax": _minimax,
     "qwen3_next": _qwen3_next,
