@@ -46,6 +46,7 @@ from milpplan.problem.problem import (
     NOT_LISTS,
     OPTIMIZERS,
     REFERENCES,
+    SCORE_METHODS,
     SPACES,
 )
 from milpplan.problem.reading import plain_reason, shown
@@ -235,6 +236,8 @@ def problem_of(
             f"Swap them: {hardware} {model}.",
         )
     spec = load_model(model, job.get("ignore") or ())
+    if job.get("alignment") in SCORE_METHODS and spec.num_labels is None:
+        spec = spec.with_scores()
     first, others, gpus = cluster(hardware, job["gpus"])
     length = job["seq_len"]
     sequence_length = spec.default_sequence_length if length is None else whole(length, "--seq-len", MAX_SEQUENCE)

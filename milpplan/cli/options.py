@@ -226,8 +226,9 @@ AlignmentName = Annotated[
     str | None,
     typer.Option(
         "--alignment",
-        metavar="dpo|grpo",
-        help="Train on pairs, both of whose sequences count in the batch, or on rollouts.",
+        metavar="dpo|grpo|reward|critic",
+        help="Train on pairs (dpo, reward), both of whose sequences count in the batch, or on rollouts. "
+        "reward and critic train a score of every token instead of the vocabulary's logits.",
         rich_help_panel=JOB,
     ),
 ]

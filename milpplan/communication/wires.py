@@ -34,7 +34,7 @@ from milpplan.problem import (
 from milpplan.problem.model import Attention, LinearModule
 from milpplan.simulation import BoolArray, FloatArray, IntArray, LayoutColumns, LocalParameters, states
 from milpplan.simulation.layers import Shard, low_rank_bytes, padded_vocab_size, widths
-from milpplan.simulation.layers.embedding_and_head import copied_embedding
+from milpplan.simulation.layers.embedding_and_head import copied_embedding, score_bytes
 from milpplan.simulation.layers.kernels import BF16_BYTES, FP32_BYTES
 from milpplan.simulation.layers.layer_time import exchanged_bytes, latent_input_bytes
 from milpplan.simulation.layers.sparse_attention import gathered_key_width, indexer_input_bytes, selected_keys
@@ -242,6 +242,8 @@ def end_messages(problem: Problem, is_head: bool, columns: LayoutColumns) -> lis
         # Only the last token of every sequence has logits (``embedding_and_head``).
         logits = BF16_BYTES * columns.micro_batch_size * padded_vocab_size(problem.model.vocab_size, columns.tp)
         return [Message("tp", "all_gather", "tensor", np.asarray(logits, np.float64), 1 + zeros, zeros)]
+    if problem.model.num_labels is not None:
+        return [Message("sp", "all_gather", "tensor", score_bytes(shard), sp, zeros)]
     messages = [
         Message("tp", "all_reduce", "tensor", FP32_BYTES * shard.tokens, 3 + zeros, zeros),
         Message("tp", "all_reduce", "tensor", message, zeros, 1 - sp),

@@ -65,6 +65,8 @@ def job_refusals(problem: Problem) -> list[Refusal]:
     refusals = []
     if problem.model.vision is not None:
         refusals.append(Refusal(f"{problem.model.name} has a vision encoder, and exports write none"))
+    if problem.model.num_labels is not None:
+        refusals.append(Refusal(f"{problem.model.name} has a head of scores, and exports write logits of words"))
     if problem.inference:
         refusals.append(Refusal("it is a plan of forwards alone (inference), and this trains"))
     if problem.job.frozen_text:

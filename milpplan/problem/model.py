@@ -354,6 +354,10 @@ class ModelSpec(Record):
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     """LayerNorm has a bias, RMSNorm has none."""
     lm_head_bias: bool = False
+    """Bias of the head, whichever it is."""
+    num_labels: PositiveInt | None = None
+    """Scores of every token from a head that takes the place of the language model's: classes of sequences, a
+    reward, a value; null: a head over the vocabulary."""
     dropout: bool = False
     """Training uses dropout after attention and feed-forward block, and keeps the masks for the backward (models
     of the GPT-3 generation)."""
@@ -368,6 +372,22 @@ class ModelSpec(Record):
     """Encoder of images, which runs on the first stage before the embedding is filled in."""
     ignored_keys: tuple[Annotated[str, Field(max_length=200)], ...] = Field(default=(), max_length=100)
     """Keys of the Hugging Face config that the user ignored; this model lacks their effects."""
+
+    @model_validator(mode="after")
+    def _scores_are_untied(self) -> ModelSpec:
+        if self.num_labels is not None and self.tie_word_embeddings:
+            raise ValueError("a head of num_labels scores has a matrix of its own: tie_word_embeddings=false")
+        return self
+
+    @property
+    def head_outputs(self) -> int:
+        """Outputs of the head for a token: the vocabulary, or the scores."""
+        return self.num_labels or self.vocab_size
+
+    def with_scores(self, num_labels: int = 1, bias: bool = False) -> ModelSpec:
+        """Return the model with a head of scores instead of its head over the vocabulary."""
+        update = {"num_labels": num_labels, "lm_head_bias": bias, "tie_word_embeddings": False}
+        return self.model_copy(update=update | {"num_nextn_predict_layers": 0})
 
     @property
     def drops_embedding(self) -> bool:

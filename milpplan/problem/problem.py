@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import Annotated, Final, Literal
 
@@ -94,8 +95,10 @@ FrozenPart = Literal["embedding", "head", "vision"]
 FROZEN_PARTS: tuple[FrozenPart, ...] = ("embedding", "head", "vision")
 
 
-Method = Literal["dpo", "grpo"]
-METHODS: tuple[Method, ...] = ("dpo", "grpo")
+Method = Literal["dpo", "grpo", "reward", "critic"]
+METHODS: tuple[Method, ...] = ("dpo", "grpo", "reward", "critic")
+SCORE_METHODS: tuple[Method, ...] = ("reward", "critic")
+"""Methods that train a head of scores (``ModelSpec.num_labels``), without a reference."""
 Reference = Literal["frozen", "none"]
 REFERENCES: tuple[Reference, ...] = ("frozen", "none")
 
@@ -109,6 +112,12 @@ class Alignment(Record):
     ``grpo``: a step generates sequences (rollouts), runs a forward of the policy for its log-probabilities before
     the update, and trains on them once. Source: Shao et al. 2024 (DeepSeekMath), section 4.1; verl
     verl/trainer/ppo/ray_trainer.py (``_compute_old_log_prob``, ``_compute_ref_log_prob``).
+
+    ``reward``: scores of pairs, which share a micro-batch. Source: Ouyang et al. 2022 (InstructGPT), equation 1;
+    TRL trl/trainer/reward_trainer.py, which concatenates chosen and rejected sequences.
+
+    ``critic``: the step of PPO's critic, a forward for its values before the update, and training on them once.
+    Source: Schulman et al. 2017 (PPO), section 5; verl verl/trainer/ppo/ray_trainer.py (``_compute_values``).
     """
 
     method: Method
@@ -117,7 +126,20 @@ class Alignment(Record):
     copy of the weights in the policy's layout; beside LoRA it is the policy without its adapters and needs none.
     ``none``: its log-probabilities were computed beforehand (GRPO: there is no penalty for leaving it).
     Source: TRL trl/trainer/dpo_trainer.py (``ref_model``, ``precompute_ref_log_probs``); ms-swift
-    swift/megatron/trainers/rlhf_mixin.py (``prepare_model``, ``null_ref_context``)."""
+    swift/megatron/trainers/rlhf_mixin.py (``prepare_model``, ``null_ref_context``). Scores have none."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _scores_need_none(cls, values: object) -> object:
+        if isinstance(values, Mapping) and values.get("method") in SCORE_METHODS:
+            return {"reference": "none", **values}
+        return values
+
+    @model_validator(mode="after")
+    def _scores_have_none(self) -> Alignment:
+        if self.method in SCORE_METHODS and self.reference != "none":
+            raise ValueError(f"{self.method} has no reference: use reference none")
+        return self
 
 
 class Rollout(Record):
@@ -195,7 +217,7 @@ class Job(Record):
     @property
     def sequences_together(self) -> int:
         """Sequences that share a micro-batch: both of a pair."""
-        return 2 if self.alignment is not None and self.alignment.method == "dpo" else 1
+        return 2 if self.alignment is not None and self.alignment.method in ("dpo", "reward") else 1
 
     @property
     def reference_forwards(self) -> int:
@@ -205,7 +227,7 @@ class Job(Record):
     @property
     def policy_forwards(self) -> int:
         """Forwards of the policy before its update in every micro-batch."""
-        return int(self.alignment is not None and self.alignment.method == "grpo")
+        return int(self.alignment is not None and self.alignment.method in ("grpo", "critic"))
 
     @property
     def further_forwards(self) -> int:
@@ -232,6 +254,8 @@ class Job(Record):
         """Words for training on preferences; empty for training on the next token."""
         if self.alignment is None:
             return ""
+        if self.alignment.method in SCORE_METHODS:
+            return "a reward model on pairs" if self.alignment.method == "reward" else "the critic of PPO"
         name = self.alignment.method.upper()
         if not self.reference_forwards:
             before = "with log-probabilities of the reference computed beforehand"
@@ -279,8 +303,8 @@ class Job(Record):
             raise ValueError("objective=gpu_hours needs training_tokens")
         if self.deadline_s is not None and self.training_tokens is None:
             raise ValueError("deadline_s needs training_tokens, the tokens of the whole run")
-        if self.rollout is not None and (self.alignment is None or self.alignment.method != "grpo"):
-            raise ValueError("rollout needs alignment grpo")
+        if self.rollout is not None and not self.policy_forwards:
+            raise ValueError("rollout needs alignment grpo or critic")
         given = [name for name in ("lora", "frozen") if getattr(self, name)]
         if self.kind == "inference" and given:
             raise ValueError(f"an inference job trains nothing: leave {given[0]} out")
@@ -498,6 +522,7 @@ class Problem(Record):
         if self.job.expert_imbalance > 1 and not self.model.has_experts:
             raise ValueError(f"{self.model.name} has no experts: leave expert_imbalance out")
         self._check_images()
+        self._check_scores()
         self._check_alignment()
         self._check_optimizer()
         if self.model.learned_positions and self.job.sequence_length > self.model.max_position_embeddings:
@@ -539,9 +564,23 @@ class Problem(Record):
                 f"{self.model.name} is not attention with a feed-forward block: leave mtp_layers out"
             )
 
+    def _check_scores(self) -> None:
+        unmodelled = {
+            "inference": self.inference,
+            "mtp_layers": self.job.mtp_layers > 0,
+            "lora": self.job.lora is not None,
+        }
+        beside = [name for name, is_so in unmodelled.items() if is_so]
+        if self.model.num_labels is not None and beside:
+            raise ValueError(f"{beside[0]} beside a head of {self.model.num_labels} scores is not modelled")
+
     def _check_alignment(self) -> None:
         if self.job.alignment is None:
             return
+        method, scores = self.job.alignment.method, self.model.num_labels
+        if (method in SCORE_METHODS) != (scores is not None):
+            seen = "a head over the vocabulary" if scores is None else f"a head of {scores} scores"
+            raise ValueError(f"alignment {method} beside {seen} (num_labels of {self.model.name}): use the other")
         beside = "inference" if self.inference else "layers of multi-token prediction" * (self.job.mtp_layers > 0)
         if beside:
             raise ValueError(f"{self.job.alignment_text} beside {beside} is not modelled")

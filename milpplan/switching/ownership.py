@@ -284,10 +284,13 @@ def model_tensors(model: ModelSpec) -> tuple[Tensor, ...]:
             tensors += _layer(model, run, number)
             number += 1
     tensors += [Tensor(name, shape, HEAD) for name, shape in _norm(model, "final_norm")]
+    bias = Shape(vocabulary, 1, "rows", vocabulary, vocabulary=True)
+    if model.num_labels is not None:
+        words, bias = Shape(model.num_labels, hidden), _vector(model.num_labels)
     if not model.tie_word_embeddings:
         tensors.append(Tensor("head.weight", words, HEAD))
     if model.lm_head_bias:
-        tensors.append(Tensor("head.bias", Shape(vocabulary, 1, "rows", vocabulary, vocabulary=True), HEAD))
+        tensors.append(Tensor("head.bias", bias, HEAD))
     return tuple(tensors)
 
 

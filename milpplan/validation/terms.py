@@ -189,6 +189,11 @@ def _vision(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) ->
     return replace(costs, embedding_ns=costs.embedding_ns + (times - 1) * encoder)
 
 
+def _head(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
+    """Multiply the time of the head."""
+    return replace(costs, head_ns=times * costs.head_ns)
+
+
 def _recurs(problem: Problem, plan: Plan) -> bool:
     """Test whether some layers have a linear recurrence."""
     return any(isinstance(kind.attention, LinearRecurrence) for kind in problem.model.kinds)
@@ -373,6 +378,12 @@ TERMS: Final = (
         "linear recurrences (gated delta net, KDA, Mamba-2, lightning attention)",
         _recurs,
         _compute(_without_recurrence),
+    ),
+    Term(
+        "head_of_scores",
+        "a head of scores instead of the vocabulary (classes, reward, value)",
+        lambda problem, plan: problem.model.num_labels is not None,
+        _head,
     ),
     Term(
         "vision_encoder",

@@ -30,6 +30,7 @@ from milpplan.problem.huggingface import (
     CLASS_SIZES,
     OBSTACLES,
     RENAMED,
+    SCORED,
     UNPRICED,
     model_from_config,
     without_effect,
@@ -40,6 +41,7 @@ from tests.amounts import few_or_many, long_but
 
 DATA = Path(__file__).parents[1] / "data"
 COUNTS: dict[str, int] = json.loads((DATA / "hf_param_counts.json").read_text())["counts"]
+SCORE_COUNTS: dict[str, list[int | None]] = json.loads((DATA / "hf_score_counts.json").read_text())["counts"]
 FAMILY_CASES: list[dict[str, Any]] = json.loads((DATA / "hf_family_counts.json").read_text())["cases"]
 
 
@@ -501,12 +503,47 @@ def test_an_invented_key_is_refused_by_name(family: str, key: str, value: object
     assert model.model_copy(update={"ignored_keys": ()}) == model_from_config(config, "small")
 
 
-@pytest.mark.parametrize(
-    "head", ["ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model", "RewardModel"]
-)
+@pytest.mark.parametrize("family", sorted(SCORE_COUNTS))
+def test_heads_of_scores_count_as_their_classes(family: str) -> None:
+    """Classes for sequences, and for tokens where there is one, have as many parameters as in transformers; they
+    neither share a matrix with the embedding nor predict further tokens."""
+    config = small(family)
+    stem = family.replace("_", "")
+    for head, bias, count in zip(("Sequence", "Token"), (False, True), SCORE_COUNTS[family], strict=True):
+        asked = config | {"architectures": [f"{stem}For{head}Classification"], "num_labels": 3}
+        asked |= {"classifier_dropout": 0.0} if bias else {}
+        assert (family in SCORED[f"for{head.lower()}classification"]) == (count is not None)
+        if count is None:
+            with pytest.raises(InvalidInputError, match="architectures names"):
+                model_from_config(asked, "small")
+            continue
+        model = model_from_config(asked, "small")
+        assert total_parameters(model) == count
+        assert (model.num_labels, model.lm_head_bias, model.tie_word_embeddings) == (3, bias, False)
+        assert model.num_nextn_predict_layers == 0
+
+
+def test_the_number_of_scores_is_read_from_the_file() -> None:
+    """Names of classes give their number; a file without it, with two of them, or with a mask is refused."""
+    config = config_of("llama3-8b") | {"architectures": ["LlamaForSequenceClassification"]}
+    assert model_from_config(config | {"id2label": {"0": "bad", "1": "good"}}, "l").num_labels == 2
+    assert model_from_config(config | {"num_labels": 1}, "l").num_labels == 1
+    tokens = config | {"architectures": ["LlamaForTokenClassification"], "num_labels": 1}
+    for wrong, seen in (
+        (config, "num_labels and id2label are missing"),
+        (config | {"id2label": {"0": "a"}, "num_labels": 3}, "num_labels is 3"),
+        (config | {"num_labels": 0}, "num_labels is 0"),
+        (tokens, "classifier_dropout is missing"),
+        (tokens | {"classifier_dropout": 0.1}, "classifier_dropout is 0.1"),
+    ):
+        with pytest.raises(InvalidInputError, match=seen):
+            model_from_config(wrong, "l")
+
+
+@pytest.mark.parametrize("head", ["ForQuestionAnswering", "Model", "RewardModel", "ForMultipleChoice"])
 @pytest.mark.parametrize("name", ["llama3-8b", "gpt2", "qwen3-32b", "gemma-7b", "deepseek-v3"])
 def test_other_heads_than_the_vocabulary_are_refused(name: str, head: str) -> None:
-    """A score of classes, spans or nothing is not the vocabulary: refused or ignored by name."""
+    """A score of spans or nothing is not the vocabulary: refused or ignored by name."""
     config = config_of(name) | {"num_labels": 1, "num_nextn_predict_layers": None}
     stem = config["architectures"][0].replace("ForCausalLM", "").replace("LMHeadModel", "")
     other = config | {"architectures": [stem + head]}

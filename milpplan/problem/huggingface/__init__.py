@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         CLASS_DEFAULTS,
         CLASS_SIZES,
         OBSTACLES,
+        SCORED,
         UNPRICED,
         without_effect,
     )

@@ -21,6 +21,7 @@ from milpplan.problem.huggingface.defaults import (
     FUSED,
     MTP_LAYERS,
     OBSTACLES,
+    SCORED,
     UNPRICED,
     without_effect,
 )
@@ -80,7 +81,7 @@ def model_from_config(config: object, name: str, ignore: Collection[str] = ()) -
     family = RENAMED.get(named, named)
     if family not in BUILDERS:
         raise _unknown_family(text, family, source)
-    _check_class(config, {named, family}, ignored, source)
+    suffix = _check_class(config, {named, family}, ignored, source)
     # A renamed family has defaults of its own; its files write their sizes down.
     defaults = CLASS_DEFAULTS[family] if named == family else {}
     fields = Fields(text, source, ALIASES.get(family, {}), defaults, CLASS_SIZES[family])
@@ -93,6 +94,8 @@ def model_from_config(config: object, name: str, ignore: Collection[str] = ()) -
     mtp_layers = max(fields.integer(key, default=0, minimum=0) for key in MTP_LAYERS)
     if fields.value("use_mtp") is not None and not fields.flag("use_mtp"):
         mtp_layers = 0
+    if suffix is not None:
+        model, mtp_layers = _with_scores(model, fields, suffix), 0
     _check_keys(config, fields, family)
     if mtp_layers:
         model = model.model_copy(update={"num_nextn_predict_layers": mtp_layers})
@@ -141,28 +144,59 @@ def _class_stems(family: str) -> tuple[str, ...]:
     return (family.replace("_", ""), *_CLASS_NAMES.get(family, ()))
 
 
+def _with_scores(model: ModelSpec, fields: Fields, suffix: str) -> ModelSpec:
+    """Replace the head over the vocabulary by that of a class that scores sequences or tokens."""
+    names, number = fields.value("id2label"), fields.optional("num_labels")
+    if isinstance(names, Mapping) and names:
+        fields.must_be("num_labels", len(names), "it is the number of names in id2label")
+        number = len(names)
+    if number is None:
+        raise fields.refuse(
+            "num_labels and id2label are missing.", "Expected the number of scores (the class assumes 2)."
+        )
+    of_tokens = suffix == "fortokenclassification"
+    if of_tokens:
+        if fields.value("classifier_dropout") is None:
+            raise fields.refuse(
+                "classifier_dropout is missing, and the class drops a tenth.",
+                "Expected 0.0: the head is described without a mask.",
+            )
+        fields.must_be("classifier_dropout", 0.0, "the head is described without a mask")
+    return model.with_scores(number, bias=of_tokens)
+
+
 def _check_class(
     config: Mapping[str, object], families: Collection[str], ignored: Collection[str], source: str
-) -> None:
-    """Refuse classes with a head or other parts that a causal language model does not have."""
+) -> str | None:
+    """Refuse classes with parts that a causal language model does not have, but for a head of scores.
+
+    Returns:
+        The suffix of a class whose head scores tokens.
+    """
     classes = config.get("architectures")
     if classes is None or classes == []:
-        return
+        return None
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise InvalidInputError(
             f"{source}: architectures is {shown(classes)}.", "Expected a list of names of classes.", DO
         )
     causal = {stem + suffix for family in families for stem in _class_stems(family) for suffix in _CAUSAL}
     other = [name for name in classes if name.lower() not in causal]
+    for suffix, known in SCORED.items():
+        scoring = {stem + suffix for family in known & {*families} for stem in _class_stems(family)}
+        if len(classes) == 1 and classes[0].lower() in scoring:
+            return suffix
     if _TOWER in ignored or has_known_encoder(config):
         other = [name for name in other if not name.endswith("ForConditionalGeneration")]
     if other:
         raise InvalidInputError(
             f"{source}: architectures names {', '.join(map(shown, other))}.",
             f"Expected the class of {' or '.join(sorted(families))} with a head over the vocabulary "
-            "(...ForCausalLM): other heads, models without one and models of other media are not priced.",
+            "(...ForCausalLM), or scores of sequences or tokens where transformers has the class: other heads, "
+            "models without one and models of other media are not priced.",
             "Price the model as if it had such a head with --ignore architectures, or write it as TOML.",
         )
+    return None
 
 
 def _check_keys(config: Mapping[str, object], fields: Fields, family: str) -> None:

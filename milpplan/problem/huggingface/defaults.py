@@ -117,7 +117,7 @@ _REASONS: dict[str, str] = {
         "num_return_sequences output_scores remove_invalid_values repetition_penalty return_dict_in_generate "
         "suppress_tokens temperature top_k top_p typical_p num_logits_to_keep"
     ),
-    "a head of classes, which no accepted class has": (
+    "a head of classes, which decides by the name of the class": (
         "id2label label2id num_labels problem_type classifier_dropout summary_activation summary_first_dropout "
         "summary_proj_to_labels summary_type summary_use_proj"
     ),
@@ -329,6 +329,25 @@ OBSTACLES: Final = {
     "t5": ("an encoder beside the decoder, and cross attention", "gpt2"),
 }
 """Known families without a builder: the part that milpplan does not price, and the nearest family that it has."""
+
+
+_TOKENS_TOO: Final = (
+    *("arcee", "deepseek_v3", "exaone4", "gemma", "gemma2", "glm", "glm4", "gpt_oss", "llama", "minimax"),
+    *("ministral", "ministral3", "mistral", "mixtral", "nemotron", "phi", "phi3", "qwen2", "qwen2_moe"),
+    *("qwen3", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3", "stablelm", "starcoder2"),
+)
+_SEQUENCES_ALONE: Final = (
+    *("deepseek_v2", "falcon", "gemma3_text", "gpt2", "gpt_neox", "gptj", "hunyuan_v1_dense", "olmo2", "olmo3"),
+    *("opt", "phimoe", "qwen3_5_text"),
+)
+SCORED: Final[dict[str, frozenset[str]]] = {
+    "forsequenceclassification": frozenset([*_TOKENS_TOO, *_SEQUENCES_ALONE]),
+    "fortokenclassification": frozenset(_TOKENS_TOO),
+}
+"""Families with a class whose head is a matrix of scores, by the class's suffix; that of tokens has a bias.
+
+Source: transformers 5.24.0 (``GenericForSequenceClassification``, ``GenericForTokenClassification``, and alike).
+"""
 
 
 MTP_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "num_mtp_modules")

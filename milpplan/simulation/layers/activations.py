@@ -364,15 +364,16 @@ def layer_deferred_bytes(problem: Problem, kind: LayerRun, columns: LayoutColumn
 
 
 def head_deferred_bytes(problem: Problem, columns: LayoutColumns) -> FloatArray:
-    """Count the bytes per micro-batch that the language-model head keeps for its weight gradient, [num_layouts].
+    """Count the bytes per micro-batch that the head keeps for its weight gradient, [num_layouts].
 
-    They are its input and the gradient of the logits, in bf16. A layer of multi-token prediction has a head again,
-    a transformer layer, and a projection with two inputs and the gradient of its output.
+    They are its input and the gradient of the logits or scores, in bf16. A layer of multi-token prediction has a
+    head again, a transformer layer, and a projection with two inputs and the gradient of its output.
     """
     shard = Shard.of(problem, columns)
     vocab = padded_vocab_size(problem.model.vocab_size, columns.tp) / columns.tp
     whole = columns.tp if problem.hardware.software.gathered_logits else 1
-    kept = BF16_BYTES * shard.tokens * (shard.hidden / shard.sequence_tp + vocab * whole)
+    outputs = vocab * whole if problem.model.num_labels is None else problem.model.num_labels
+    kept = BF16_BYTES * shard.tokens * (shard.hidden / shard.sequence_tp + outputs)
     head = np.where(columns.split_backward & problem.job.trains("head"), kept, 0.0)
     if not problem.job.mtp_layers:
         return head

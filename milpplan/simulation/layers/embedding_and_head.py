@@ -56,6 +56,7 @@ class Endpoint:
         if not self.is_head:
             return self.matrix_parameters(tp) + position_parameters(self.model)
         matrix = 0.0 if head_parameters(self.model) == 0 else self.matrix_parameters(tp)
+        matrix = matrix if self.model.num_labels is None else float(head_parameters(self.model))
         return matrix + np.full(len(tp), float(final_norm_parameters(self.model)))
 
 
@@ -123,6 +124,8 @@ def head_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
     """Price the head, of training with the layers of multi-token prediction."""
     if problem.inference:
         return _next_tokens(problem, columns)
+    if problem.model.num_labels is not None:
+        return _with_reference(problem, _scores(problem, columns))
     head = _with_reference(problem, _head_of_training(problem, columns))
     return _with_mtp_layers(problem, columns, head) if problem.job.mtp_layers else head
 
@@ -168,6 +171,42 @@ def _head_of_training(problem: Problem, columns: LayoutColumns) -> Endpoint:
     logits = shard.tokens * vocab * (columns.tp if software.gathered_logits else 1)
     kept = (1 + trained) * stream + software.logit_kept_bytes * logits
     workspace = BF16_BYTES * (logits + vocab * hidden * trained)
+    return Endpoint(problem.model, True, seconds, apart, kept, workspace)
+
+
+def score_bytes(shard: Shard) -> FloatArray:
+    """Size the scores of a micro-batch in fp32, which sequence parallelism gathers."""
+    return np.asarray(FP32_BYTES * shard.tokens * shard.problem.model.head_outputs, np.float64)
+
+
+def _scores(problem: Problem, columns: LayoutColumns) -> Endpoint:
+    """Price final norm, scores of every token, and their loss in fp32.
+
+    Every tensor-parallel rank has the whole matrix and applies it to its tokens: all, or with sequence parallelism
+    its share, and then gathers the scores. A class or a reward takes the score of a sequence's last token, whose
+    choice has no price of its own. The loss reads and writes scores, targets and gradients, 32 bytes a score.
+
+    Source: transformers 5.24.0 modeling_layers.py, which scores all tokens; verl@c3b20575
+    verl/models/llama/megatron/layers/parallel_linear.py (``LinearForLastLayer``), of PPO's critic.
+    """
+    shard, gpu = Shard.of(problem, columns), problem.hardware.accelerator
+    tokens, hidden, labels = shard.tokens / shard.sequence_tp, float(shard.hidden), problem.model.head_outputs
+    stream = BF16_BYTES * tokens * hidden
+    seconds = np.zeros((len(Part), 2, len(columns)))
+    norm, loss = shard.memory_bound(2 * stream), shard.memory_bound(32.0 * shard.tokens * labels)
+    trained = problem.job.trains("head")
+    weight = trained * kernels.weight_gradient_s(
+        gpu, "bf16", labels, hidden, tokens, 1.0, shard.grad_bytes, shard.fused_sums
+    )
+    seconds[Part.COMPUTE, Phase.FORWARD] = norm + kernels.gemm_s(gpu, "bf16", tokens, labels, hidden) + loss
+    apart = np.zeros_like(seconds[:, 0])
+    apart[Part.COMPUTE] = np.where(columns.split_backward, weight, 0.0)
+    backward = 1.5 * norm + kernels.gemm_s(gpu, "bf16", tokens, hidden, labels) + weight
+    seconds[Part.COMPUTE, Phase.BACKWARD] = backward + 0.5 * loss - apart[Part.COMPUTE]
+    gather = collectives.all_gather_s(problem.hardware, score_bytes(shard), *placement.tensor(columns))
+    seconds[Part.TP, Phase.FORWARD] = np.where(columns.sequence_parallel, gather, 0.0)
+    kept = (1 + trained) * stream + score_bytes(shard)
+    workspace = score_bytes(shard) + BF16_BYTES * labels * hidden * trained
     return Endpoint(problem.model, True, seconds, apart, kept, workspace)
 
 

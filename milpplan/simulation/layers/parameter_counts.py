@@ -452,9 +452,13 @@ def position_parameters(model: ModelSpec) -> int:
 
 
 def head_parameters(model: ModelSpec) -> int:
-    """Count the output projection: ``V*h``, 0 if tied to the embedding; plus V for a bias. Divided by tp."""
-    matrix = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size
-    return matrix + (model.vocab_size if model.lm_head_bias else 0)
+    """Count the output projection: ``V*h``, 0 if tied to the embedding; plus V for a bias. Divided by tp.
+
+    With V scores instead of the vocabulary every tp rank has a copy. Source: transformers 5.24.0,
+    modeling_layers.py (``GenericForSequenceClassification``, ``GenericForTokenClassification``).
+    """
+    matrix = 0 if model.tie_word_embeddings else model.head_outputs * model.hidden_size
+    return matrix + (model.head_outputs if model.lm_head_bias else 0)
 
 
 def final_norm_parameters(model: ModelSpec) -> int:
@@ -639,7 +643,7 @@ def _frozen_flops_per_token(problem: Problem) -> float:
     parameter, whose weight gradient falls away, less the 6 of each adapter parameter that a token uses."""
     model, lora = problem.model, problem.job.lora
     if lora is None:
-        return 0.0 if problem.job.trains("head") else 2.0 * model.vocab_size * model.hidden_size
+        return 0.0 if problem.job.trains("head") else 2.0 * model.head_outputs * model.hidden_size
     adapters = 0.0
     for run in model.layers:
         layer = adapter_parameters(model.hidden_size, run, lora)
