@@ -14,7 +14,7 @@ Where min D exceeds the number n of measured plans, no scenario explains them, a
 D_s > min D + ``DROPPED`` are dropped. With the proved lower bound L_s of all plans of the space, the regret of a
 plan is at most max_s t_s(x) / L_s - 1 over the scenarios that are left. That counts as proved only if the nearest
 scenario explains the measured steps (min D before the division, chi-squared with n degrees of freedom), of which
-there must be two: the shared factor absorbs a single one.
+there must be three: the shared factor absorbs one of them, and a single contrast is small by chance too often.
 
 Source: normal-normal model with a random effect, Gelman et al., Bayesian Data Analysis, 3rd ed., ch. 5; Birge, The
 calculation of errors by the method of least squares, Physical Review 40, 1932; one-step
@@ -43,8 +43,8 @@ SIGMAS: Final = 3.0
 """Number of standard deviations beyond which a scenario, or all of them, do not explain the measured steps."""
 DROPPED: Final = SIGMAS**2
 """Squared distance beyond the least above which a scenario is dropped."""
-MIN_MEASURED: Final = 2
-"""Minimum of measured plans for a proof, where there are as many candidates."""
+MIN_MEASURED: Final = 3
+"""Minimum of measured plans for a proof, of as many candidates: two contrasts beside the shared factor."""
 MEASURED_SIGMA: Final = 0.01
 """Default one sigma of a measured step, as a fraction: repeated runs of a plan."""
 LEAST_SHARED_SIGMA: Final = 1e-3
