@@ -227,7 +227,7 @@ def test_text_part_of_a_multimodal_config_is_the_model() -> None:
     with pytest.raises(InvalidInputError, match="vision_config: image_size is missing"):
         model_from_config(config, "gemma-3-4b")
     with pytest.raises(InvalidInputError, match=r"vision_config \(the image tower"):
-        model_from_config({**config, "architectures": None, "model_type": "gemma4"}, "gemma-3-4b")
+        model_from_config({**config, "architectures": None, "model_type": "mistral3"}, "gemma-3-4b")
     model = model_from_config(config, "gemma-3-4b", ["vision_config"])
     assert model.ignored_keys == ("vision_config",)
     # 262,208 * 2560, and a layer 2560*(8 + 2*4)*256 + 8*256*2560 + 2*256 + 3*2560*10240 + 4*2560, and a norm.

@@ -37,6 +37,10 @@ QWEN_ENCODER = 576_388_336
 411,466,608, mergers 40,119,040 and 120,377,856."""
 
 
+LLAMA4_ENCODER = 850_960_896
+"""``Llama4VisionModel`` of Llama 4 in transformers 5.24.0."""
+
+
 def with_images(problem: Problem, rng: np.random.Generator) -> Problem:
     """The problem with a small encoder and images in up to all of a sequence."""
     hidden, heads = 64 * int(rng.integers(1, 5)), int(rng.choice([1, 2, 3, 4]))
@@ -105,10 +109,31 @@ def test_qwen3_vl_counts_as_its_class(name: str, count: int) -> None:
             },
             419_816_304,
         ),
+        # The tile encoder of Llama 4 and the encoder of Gemma 4 26B in transformers 5.24.0, without the projection
+        # to their own text widths.
+        (
+            "llama4",
+            {
+                "hidden_size": 1408, "intermediate_size": 5632, "num_attention_heads": 16, "num_hidden_layers": 34,
+                "patch_size": 14, "image_size": 336, "pixel_shuffle_ratio": 0.5, "projector_input_dim": 4096,
+                "projector_output_dim": 4096, "vision_output_dim": 4096, "num_channels": 3, "norm_eps": 1e-5,
+                "vision_feature_layer": -1, "vision_feature_select_strategy": "default", "rope_theta": 10000,
+            },
+            LLAMA4_ENCODER + 4096 * 2560,
+        ),
+        (
+            "gemma4",
+            {
+                "hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16, "num_hidden_layers": 27,
+                "head_dim": 72, "patch_size": 16, "pooling_kernel_size": 3, "position_embedding_size": 10240,
+                "default_output_length": 280, "chunk_size_feed_forward": 0, "model_type": "gemma4_vision",
+            },
+            25_805_933_872 - 25_233_141_760 - 1152 * 2816 + 1152 * 2560,
+        ),
     ],
 )  # fmt: skip
 def test_other_encoders_count_as_their_classes(outer: str, vision: dict[str, Any], encoder: int) -> None:
-    """The encoders of Kimi-K2.5 and Gemma 3, before a language model of width 2,560."""
+    """The encoders of Kimi-K2.5, Gemma 3, Gemma 4 and Llama 4, before a language model of width 2,560."""
     text = {
         "model_type": "llama", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 2,
         "num_attention_heads": 8, "vocab_size": 1000, "max_position_embeddings": 4096,

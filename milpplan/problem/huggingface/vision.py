@@ -1,7 +1,7 @@
 """Encoders of images from the ``vision_config`` of a multimodal Hugging Face config.
 
 Source: transformers 5.24.0 (``Qwen3VLMoeVisionModel``, ``Qwen3_5MoeVisionModel``, ``KimiK25VisionModel``,
-``SiglipVisionModel`` with ``Gemma3MultiModalProjector``).
+``SiglipVisionModel`` with ``Gemma3MultiModalProjector``, ``Llama4VisionModel``, ``Gemma4VisionModel``).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from milpplan.problem import DenseMlp, GroupedQueryAttention, LayerRun, Projector, VisionEncoder
+from milpplan.problem.huggingface.defaults import FIXED, without_effect
 from milpplan.problem.huggingface.typed_keys import HEADS, HIDDEN, LAYERS, Fields
 from milpplan.problem.reading import shown
 
@@ -137,6 +138,63 @@ def _siglip(fields: Fields, outer: Mapping[str, object], width: int) -> VisionEn
     )
 
 
+def _llama4(fields: Fields, outer: Mapping[str, object], width: int) -> VisionEncoder:
+    """Build the encoder of Llama 4, whose images are tiles of one size; the class token beside the patches of a
+    tile costs nothing here."""
+    hidden, patch, image = (fields.integer(key) for key in (HIDDEN, "patch_size", "image_size"))
+    feed_forward, between = fields.integer("intermediate_size"), fields.integer("projector_input_dim")
+    projected, patches = fields.integer("projector_output_dim"), (image // patch) ** 2
+    as_class = "it is what the class builds"
+    fields.must_be("num_channels", COLORS, "images have three colours")
+    fields.must_be("pixel_shuffle_ratio", 0.5, "four patches merge to a token")
+    fields.must_be("intermediate_size", 4 * hidden, "the projector takes four merged patches")
+    fields.must_be("vision_output_dim", projected, as_class)
+    fields.must_be("multi_modal_projector_bias", False, as_class)
+    fields.must_be("vision_feature_select_strategy", "default", as_class)
+    for key in ("projector_dropout", "attention_dropout"):
+        fields.must_be(key, 0.0, "the encoder has no dropout")
+    fields.must_be("vision_feature_layer", -1, "the last layer's output is projected")
+    return VisionEncoder(
+        hidden_size=hidden,
+        layers=_layers(fields, hidden, fields.integer(HEADS), feed_forward, fields.integer(LAYERS)),
+        patch_inputs=COLORS * patch**2,
+        patches_per_token=4,
+        tokens_per_image=patches // 4,
+        projectors=(Projector(widths=(4 * hidden, between, projected)), Projector(widths=(projected, width))),
+        # Positions, the class token, and two norms around the layers.
+        other_parameters=(patches + 2) * hidden + 4 * hidden,
+    )
+
+
+def _gemma4(fields: Fields, outer: Mapping[str, object], width: int) -> VisionEncoder:
+    hidden, heads, patch = (fields.integer(key) for key in (HIDDEN, HEADS, "patch_size"))
+    size, pooled = fields.head_dim, fields.integer("pooling_kernel_size")
+    tokens = fields.integer("default_output_length")
+    as_class = "it is what the class builds"
+    Fields(outer, fields.source).must_be("vision_soft_tokens_per_image", tokens, as_class)
+    fields.must_be("num_key_value_heads", heads, "every head has keys and values of its own")
+    fields.must_be("global_head_dim", size, as_class)
+    for key in ("attention_bias", "use_clipped_linears"):
+        fields.must_be(key, False, as_class)
+    fields.must_be("attention_dropout", 0.0, "the encoder has no dropout")
+    fields.unused("max_position_embeddings", "standardize")
+    attention = GroupedQueryAttention(
+        num_attention_heads=heads, num_key_value_heads=heads, head_dim=size, qk_norm="per_head"
+    )
+    mlp = DenseMlp(intermediate_size=fields.integer("intermediate_size"))
+    return VisionEncoder(
+        hidden_size=hidden,
+        layers=(LayerRun(count=fields.integer(LAYERS), attention=attention, mlp=mlp, num_norms=4),),
+        norm="rmsnorm",
+        patch_inputs=COLORS * patch**2,
+        patches_per_token=pooled**2,
+        tokens_per_image=tokens,
+        projectors=(Projector(widths=(hidden, width)),),
+        # A table of positions for each of both axes.
+        other_parameters=2 * fields.integer("position_embedding_size") * hidden,
+    )
+
+
 ENCODERS: Final[dict[str, Callable[[Fields, Mapping[str, object], int], VisionEncoder]]] = {
     "qwen3_vl": _qwen,
     "qwen3_vl_moe": _qwen,
@@ -144,6 +202,8 @@ ENCODERS: Final[dict[str, Callable[[Fields, Mapping[str, object], int], VisionEn
     "qwen3_5_moe": _qwen,
     "kimi_k25": _kimi,
     "gemma3": _siglip,
+    "gemma4": _gemma4,
+    "llama4": _llama4,
 }
 """Builders of the encoder, by the ``model_type`` of the whole config.
 
@@ -172,9 +232,10 @@ def encoder_of(config: Mapping[str, object], width: int, source: str) -> VisionE
         return None
     fields = Fields(values, f"{source}, vision_config")
     encoder = ENCODERS[str(config["model_type"])](fields, config, width)
-    unknown = [
-        key for key, value in values.items() if value is not None and key not in {*fields.read, *_WITHOUT_EFFECT}
-    ]
+    for key, (expected, reason) in FIXED.items():
+        fields.must_be(key, expected, reason)
+    known = {*fields.read, *_WITHOUT_EFFECT, *without_effect("")}
+    unknown = [key for key, value in values.items() if value is not None and key not in known]
     if unknown:
         raise fields.refuse(
             f"{', '.join(shown(key) for key in unknown)} not understood.",
