@@ -127,6 +127,7 @@ def test_qwen3_vl_counts_as_its_class(name: str, count: int) -> None:
                 "hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16, "num_hidden_layers": 27,
                 "head_dim": 72, "patch_size": 16, "pooling_kernel_size": 3, "position_embedding_size": 10240,
                 "default_output_length": 280, "chunk_size_feed_forward": 0, "model_type": "gemma4_vision",
+                "image_seq_length": 280, "video_seq_length": 70, "standardize": True,
             },
             25_805_933_872 - 25_233_141_760 - 1152 * 2816 + 1152 * 2560,
         ),

@@ -316,6 +316,7 @@ OBSTACLES: Final = {
     "mamba2": ("layers of Mamba-2", "llama"),
     "lfm2": ("short convolutions", "llama"),
     "minimax_m3": ("sparse attention over selected blocks", "minimax_m2"),
+    "minimax_m3_vl": ("sparse attention over selected blocks", "minimax_m2"),
     "deepseek_v4": ("compressed sparse attention and several residual streams", "deepseek_v3"),
     "step3p7": ("layers whose numbers of heads differ", "qwen3_moe"),
     "bloom": ("a norm after the embedding, and a bias of positions in the scores", "gpt_neox"),

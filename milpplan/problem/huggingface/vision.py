@@ -177,7 +177,9 @@ def _gemma4(fields: Fields, outer: Mapping[str, object], width: int) -> VisionEn
     for key in ("attention_bias", "use_clipped_linears"):
         fields.must_be(key, False, as_class)
     fields.must_be("attention_dropout", 0.0, "the encoder has no dropout")
-    fields.unused("max_position_embeddings", "standardize")
+    fields.must_be("image_seq_length", tokens, "it is default_output_length")
+    # Buffers, the length of a table of angles, and tokens of videos, which no job has.
+    fields.unused("standardize", "max_position_embeddings", "video_seq_length")
     attention = GroupedQueryAttention(
         num_attention_heads=heads, num_key_value_heads=heads, head_dim=size, qk_norm="per_head"
     )
