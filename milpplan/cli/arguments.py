@@ -14,6 +14,7 @@ from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.optimize import fixed
 from milpplan.optimize.space.enumerate_layouts import broken_rules
 from milpplan.problem import (
+    EXPERT_DISPATCHES,
     RANK_ORDERS,
     SCHEDULES,
     TP_OVERLAPS,
@@ -148,6 +149,7 @@ ALLOWED: Final[dict[str, dict[str, bool | tuple[bool | str, ...] | None]]] = {
     "placement": {"rank_order": RANK_ORDERS},
     "hsdp": {"dp_replicate": None},
     "kept-weights": {"keep_weights": (False, True)},
+    "dispatch": {"expert_dispatch": EXPERT_DISPATCHES},
     "replicas": {"mixing": MIXINGS},
     "zero-pipeline": {"zero_pipeline": True},
 }

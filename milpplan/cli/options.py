@@ -330,9 +330,9 @@ Allow = Annotated[
         "kept-gathered (inputs that are not gathered again), recompute-modules (which of a "
         "chain of module sets selective recomputation replays), ulysses (all-to-alls of heads in context "
         "parallelism), hsdp (states sharded within groups of replicas), "
-        "kept-weights (ZeRO 3 that gathers once a micro-batch), placement (the order of the degrees on "
-        "the cluster), replicas (heterogeneous ones, on two to four node types), zero-pipeline (ZeRO 2 and 3 "
-        "with a pipeline), or all. Repeatable.",
+        "kept-weights (ZeRO 3 that gathers once a micro-batch), dispatch (how tokens reach experts), "
+        "placement (the order of the degrees on the cluster), replicas (heterogeneous ones, on two to four node "
+        "types), zero-pipeline (ZeRO 2 and 3 with a pipeline), or all. Repeatable.",
         rich_help_panel=PLANS,
     ),
 ]

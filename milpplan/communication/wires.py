@@ -37,6 +37,7 @@ from milpplan.simulation.layers import Shard, low_rank_bytes, padded_vocab_size,
 from milpplan.simulation.layers.embedding_and_head import copied_embedding, score_bytes
 from milpplan.simulation.layers.kernels import BF16_BYTES, FP32_BYTES
 from milpplan.simulation.layers.layer_time import exchanged_bytes, latent_input_bytes
+from milpplan.simulation.layers.shard import ALLGATHER, ALLTOALL, DEEPEP, gathered_token_bytes
 from milpplan.simulation.layers.sparse_attention import gathered_key_width, indexer_input_bytes, selected_keys
 from milpplan.simulation.layers.vision import encoder_columns, encoder_problem
 from milpplan.simulation.muon import MatrixUpdates
@@ -119,9 +120,18 @@ def _experts(shard: Shard, moe: MixtureOfExperts) -> list[Message]:
     sent = BF16_BYTES * shard.tokens / shard.tp * moe.num_experts_per_tok * (moe.latent_size or shard.hidden)
     ones, gathered = np.ones_like(sent), sent * shard.columns.etp
     deduplicated = shard.problem.hardware.software.deduplicated_dispatch
-    copies = float(moe.num_experts_per_tok) if deduplicated else None
+    copies, named = float(moe.num_experts_per_tok), shard.columns.expert_dispatch
+    once = np.where((named == DEEPEP) | ((named == 0) & deduplicated), 2.0, 0.0)
+    every = np.where((named == ALLTOALL) | ((named == 0) & (not deduplicated)), 2.0, 0.0)
+    gathers = np.where(named == ALLGATHER, ones, 0.0)
+    tokens, routing, weights = gathered_token_bytes(shard, moe)
     return [
-        Message("ep", "all_to_all", "expert", sent, 2 * ones, 2 * ones, copies),
+        Message("ep", "all_to_all", "expert", sent, once, once, copies),
+        Message("ep", "all_to_all", "expert", sent, every, every),
+        Message("ep", "all_gather", "expert", tokens, gathers, gathers),
+        Message("ep", "reduce_scatter", "expert", tokens, gathers, gathers),
+        Message("ep", "all_gather", "expert", routing, gathers, 0 * ones),
+        Message("ep", "reduce_scatter", "expert", weights, 0 * ones, gathers),
         Message("ep", "all_gather", "expert_tensor", gathered, ones, ones),
         Message("ep", "reduce_scatter", "expert_tensor", gathered, ones, ones),
     ]

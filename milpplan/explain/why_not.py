@@ -130,6 +130,7 @@ WORDS: Final[dict[str, Callable[[Problem], str]]] = {
         "keep_weights needs training, one forward a micro-batch, and weights on the device"
     ),
     "kept_weights_need_zero_3": lambda p: "keep_weights needs ZeRO 3, which gathers weights for each micro-batch",
+    "allgather_needs_whole_experts": lambda p: "dispatch by all-gather is priced with etp = 1",
     "muon_needs_whole_matrices": lambda p: "Muon needs whole matrices, which ZeRO 2 and 3 cut",
     "zero_2_and_3_without_pipeline": lambda p: "ZeRO 2 and 3 with a pipeline need --allow zero-pipeline",
     "different_replicas_need_two_node_types": lambda p: (

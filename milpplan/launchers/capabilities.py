@@ -211,6 +211,7 @@ FSDP_LIMITS = {
     "zero_stage": Limit((0, 2, 3), "FSDP2 shards weights, gradients and states together"),
     "tp_overlap": Limit(("none",), "it has no tiles of products beside their messages"),
     "pp_scatter_gather": Limit((False,), "PyTorch's pipeline sends whole activations"),
+    "expert_dispatch": Limit(("default",), "the hardware's software says how tokens reach experts"),
     "keep_weights": Limit((False,), "weights that are kept after a forward are ZeRO 2 with one micro-batch alone"),
     "gather_again": Limit((True,), "it gathers sharded inputs again in the backward"),
     "ulysses": Limit((1,), "its context parallelism passes keys and values around a ring"),

@@ -52,6 +52,7 @@ FIXED: dict[str, tuple[object, ...]] = {
     "offload_optimizer": (False,),
     "dp_replicate": (1,),
     "keep_weights": (False,),
+    "expert_dispatch": ("default",),
 }
 """Allowed values of the layout's fields in this space."""
 

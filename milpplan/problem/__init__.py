@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         with_constants,
     )
     from milpplan.problem.plan import (
+        EXPERT_DISPATCHES,
         MODULE_SETS,
         NO_MODULES,
         PAIRED_SCHEDULES,
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
         SPLIT_SCHEDULES,
         TP_OVERLAPS,
         V_SCHEDULES,
+        ExpertDispatch,
         Layout,
         Plan,
         RankOrder,

@@ -125,6 +125,9 @@ def shares_of(code: int) -> MicroBatchShares:
     return tuple(reversed(shares))
 
 
+ExpertDispatch = Literal["default", "allgather", "alltoall", "deepep"]
+EXPERT_DISPATCHES: tuple[ExpertDispatch, ...] = get_args(ExpertDispatch)
+
 RecomputeModule = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]
 RECOMPUTE_MODULES: tuple[RecomputeModule, ...] = get_args(RecomputeModule)
 """Modules of a layer that selective recomputation may replay. Source: Megatron-LM at d98e8a64,
@@ -201,6 +204,10 @@ class Layout(Record):
     """Neighbours in a context-parallel group that exchange parts of the sequence for heads, by all-to-alls around
     attention (DeepSpeed-Ulysses); ``cp / ulysses`` ranks pass keys and values around a ring. 1: the ring alone.
     cp: the all-to-alls alone. Megatron-LM's ``--cp-comm-type`` p2p, a2a, and a2a+p2p between them."""
+    expert_dispatch: ExpertDispatch = "default"
+    """Way of tokens to experts on other ranks. ``deepep``: once to each domain that holds some of a token's
+    experts; ``alltoall``: once to each of its experts; ``allgather``: every rank gathers all tokens. ``default``:
+    the first or second, as ``Software.deduplicated_dispatch`` says."""
     offload_weights: bool = False
     """Weights lie in host memory and are streamed beside the work of the layers."""
     offload_activations: bool = False

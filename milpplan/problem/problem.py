@@ -13,6 +13,7 @@ from milpplan.problem.model import GroupedQueryAttention, LatentAttention, Linea
 from milpplan.problem.plan import (
     HELD_BY_MOE,
     NO_MODULES,
+    ExpertDispatch,
     MicroBatchShares,
     ModuleSet,
     NodeOrder,
@@ -370,6 +371,7 @@ class Space(Record):
     """None: those of ``Problem.module_sets``."""
     ulysses: Values | None = (1,)
     """None: all divisors of the heads that divide cp."""
+    expert_dispatch: Annotated[tuple[ExpertDispatch, ...], Field(min_length=1)] = ("default",)
     offload_weights: Switch = (False,)
     offload_activations: Switch = (False,)
     offload_optimizer: Switch = (False,)

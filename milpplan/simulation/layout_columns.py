@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milpplan.problem import (
+    EXPERT_DISPATCHES,
     MODULE_SETS,
     PAIRED_SCHEDULES,
     RANK_ORDERS,
@@ -35,6 +36,7 @@ T = TypeVar("T", bound=np.generic)
 WORDS: dict[str, tuple[str, ...]] = {
     "schedule": SCHEDULES,
     "tp_overlap": TP_OVERLAPS,
+    "expert_dispatch": EXPERT_DISPATCHES,
     "rank_order": RANK_ORDERS,
     "recompute_modules": MODULE_SETS,
 }
@@ -43,13 +45,14 @@ DEFAULTS = {name: field.default for name, field in Layout.model_fields.items() i
 SWITCHES = frozenset(name for name, default in DEFAULTS.items() if isinstance(default, bool))
 LAYER_KEYS = (
     *("tp", "cp", "ep", "etp", "micro_batch_size", "sequence_parallel", "tp_overlap", "gather_again"),
-    *("ulysses", "split_backward", "recompute_vision", "recompute_modules"),
+    *("ulysses", "expert_dispatch", "split_backward", "recompute_vision", "recompute_modules"),
 )
 STATE_KEYS = ("tp", "cp", "ep", "etp", "dp", "zero_stage", "dp_replicate", "keep_weights")
 OFFLOADS = ("offload_weights", "offload_activations", "offload_optimizer")
 COST_KEYS = (
     *(*STATE_KEYS, "pp", "micro_batch_size", "sequence_parallel"),
     *("tp_overlap", "pp_scatter_gather", "gather_again", "recompute_vision", "recompute_modules", "ulysses"),
+    "expert_dispatch",
     *OFFLOADS,
     *("backward_form", "ends_meet"),
 )
@@ -73,8 +76,7 @@ def column_value(field: str, value: Any) -> int:
 class LayoutColumns:
     """Struct of arrays with the fields of ``Layout``; every array has shape [num_layouts].
 
-    ``schedule`` holds indices into ``SCHEDULES``, ``tp_overlap`` into ``TP_OVERLAPS``, ``rank_order`` into
-    ``RANK_ORDERS``, ``recompute_modules`` into ``MODULE_SETS``; ``node_order`` and ``replica_micro_batches`` hold
+    Fields in ``WORDS`` hold indices of words; ``node_order`` and ``replica_micro_batches`` hold
     codes (``milpplan.problem.plan``). A column with a single value may be a broadcast number (``constant``), from
     which rows are taken at no cost.
     """
@@ -101,6 +103,7 @@ class LayoutColumns:
     recompute_vision: BoolArray
     recompute_modules: IntArray
     ulysses: IntArray
+    expert_dispatch: IntArray
     offload_weights: BoolArray
     offload_activations: BoolArray
     offload_optimizer: BoolArray

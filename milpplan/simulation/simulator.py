@@ -292,6 +292,11 @@ def _job_rules(problem: Problem, layout: Layout) -> list[Legality]:
             "the reference's weights stay on the device, and so do the policy's",
         ),
         (
+            layout.expert_dispatch != "allgather" or layout.etp == 1,
+            f"expert_dispatch=allgather with etp={layout.etp}",
+            "whole experts (etp=1) where all ranks gather all tokens",
+        ),
+        (
             not layout.keep_weights or (layout.zero_stage == 3 and layout.pp == 1 and keeps),
             f"keep_weights=true with ZeRO {layout.zero_stage} and pp={layout.pp}",
             "ZeRO 3 without a pipeline, training with one forward a micro-batch, and weights on the device",

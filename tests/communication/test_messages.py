@@ -9,7 +9,7 @@ import pytest
 
 from milpplan.communication import wires
 from milpplan.communication.wires import Message
-from milpplan.problem import RANK_ORDERS, Layout, MixtureOfExperts, Problem
+from milpplan.problem import EXPERT_DISPATCHES, RANK_ORDERS, Layout, Problem
 from milpplan.simulation import LayoutColumns, states
 from milpplan.simulation.layers import (
     Part,
@@ -75,9 +75,7 @@ def seconds(problem: Problem, columns: LayoutColumns, message: Message) -> float
     if message.group in ("head_exchange", "context"):
         return float(all_to_all_s(hardware, message.num_bytes, group.size, group.stride)[0])
     if message.operation == "all_to_all":
-        moe = next(kind.mlp for kind in problem.model.kinds if isinstance(kind.mlp, MixtureOfExperts))
-        copies = float(moe.num_experts_per_tok) if hardware.software.deduplicated_dispatch else None
-        return float(all_to_all_s(hardware, message.num_bytes, group.size, group.stride, copies)[0])
+        return float(all_to_all_s(hardware, message.num_bytes, group.size, group.stride, message.copies)[0])
     by_name = {"all_reduce": all_reduce_s, "all_gather": all_gather_s, "reduce_scatter": reduce_scatter_s}
     return float(by_name[message.operation](hardware, message.num_bytes, *group)[0])
 
@@ -95,8 +93,10 @@ def test_messages_take_the_time_of_the_layer(case: int, frozen: bool, gathered: 
     random = np.random.default_rng(case)
     problem = adapted(random, problem) if frozen else problem
     problem = gathering(problem) if gathered else problem
-    for _ in range(3):
-        columns = LayoutColumns.of([random_layout(random, problem)])
+    for number in range(3):
+        layout = random_layout(random, problem)
+        name = EXPERT_DISPATCHES[(case + number) % (4 if layout.etp == 1 else 1)] if layout.ep > 1 else "default"
+        columns = LayoutColumns.of([layout.model_copy(update={"expert_dispatch": name})])
         for kind in problem.model.kinds:
             whole = layer_seconds(problem, kind, columns)[..., 0]
             found = wires.layer_messages(problem, kind, columns)

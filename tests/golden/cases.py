@@ -324,6 +324,10 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
+LATER: Final = {"expert_dispatch": "default"}
+"""Fields of a layout that came after the answers, at the values that change nothing: digests leave them out."""
+
+
 def plan_of(plan: Any) -> Any:
     """Reduce the document of a plan to its decisions."""
     if not isinstance(plan, dict):
@@ -331,7 +335,10 @@ def plan_of(plan: Any) -> Any:
     stages = [
         {key: stage[key] for key in ("layers", "recompute") if key in stage} for stage in plan.get("stages", ())
     ]
-    return {"layout": plan.get("layout"), "stages": stages}
+    layout = plan.get("layout")
+    if isinstance(layout, dict):
+        layout = {name: value for name, value in layout.items() if LATER.get(name) != value}
+    return {"layout": layout, "stages": stages}
 
 
 def rounded(number: float) -> str:

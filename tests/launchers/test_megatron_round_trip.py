@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from milpplan import Layout, Plan, Problem, simulate
-from milpplan.errors import IllegalPlanError
+from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers import ImportRequest
 from milpplan.launchers.megatron.launcher import Megatron, imported, torchrun_script
 from milpplan.launchers.megatron.rules import MEGATRON
-from milpplan.problem import ModelSpec, NodeGroup
+from milpplan.problem import EXPERT_DISPATCHES, ExpertDispatch, ModelSpec, NodeGroup
 from tests.launchers.cases import (
     NAMED,
     VERSION,
@@ -119,6 +119,27 @@ def test_versions(version: str) -> None:
         problem, plan
     )
     assert launch.arguments.given("--moe-enable-deepep") == (version in ("core_v0.15.0", "core_v0.14.0"))
+
+
+@pytest.mark.parametrize("name", EXPERT_DISPATCHES[1:])
+def test_named_dispatch_comes_back(name: ExpertDispatch) -> None:
+    """A named dispatcher is its flag. All-gather is read as the plan's, the others as the software's, and the step
+    is the same; split experts beside all-gather are refused."""
+    problem = problem_of("qwen3-30b-a3b", "dgx-h100")
+    layout = Layout(ep=16, dp=16, global_batch_size=16, expert_dispatch=name)
+    plan = as_run(problem, even_plan(problem, layout))
+    launch, found = round_trip(problem, plan)
+    assert launch.arguments.text("--moe-token-dispatcher-type") == {"deepep": "flex"}.get(name, name)
+    assert found.plan.layout.expert_dispatch == (name if name == "allgather" else "default")
+    assert found.problem.hardware.software.deduplicated_dispatch == (name != "alltoall")
+    assert simulate(found.problem, found.plan).step_time_ns == simulate(problem, plan).step_time_ns
+    script = torchrun_script(launch, "0")
+    tensor = script.replace("--tensor-model-parallel-size 1", "--tensor-model-parallel-size 2 --sequence-parallel")
+    split = tensor.replace("--expert-tensor-parallel-size 1", "--expert-tensor-parallel-size 2")
+    split = split.replace("--expert-model-parallel-size 16", "--expert-model-parallel-size 8")
+    if name == "allgather":
+        with pytest.raises(InvalidInputError, match="is allgather"):
+            imported(ImportRequest(split, "x.sh", problem.hardware))
 
 
 def test_a_version_that_lacks_an_argument_is_refused() -> None:

@@ -15,7 +15,7 @@ from milpplan.optimize.milp.block_program import solve_block_program
 from milpplan.optimize.solve import plain_plans, with_plain_switches
 from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space
 from milpplan.optimize.space.rules import EXECUTION
-from milpplan.problem import HostMemory, Job, Problem, SizeCurve, Space
+from milpplan.problem import EXPERT_DISPATCHES, HostMemory, Job, Problem, SizeCurve, Space
 from milpplan.simulation import host_capacity_bytes
 from milpplan.simulation.layout_costs import layout_costs
 from tests.amounts import first, long_but
@@ -38,7 +38,7 @@ def with_execution(seed: int, names: tuple[str, ...] = EXECUTION, kind: str = "f
     opened = rng.sample(names, min(len(names), rng.choice((1, 2, 2, 3))))
     open_values: dict[str, Any] = {
         "tp_overlap": ("none", "ring", "pipelined"), "ulysses": None, "dp_replicate": None,
-        "recompute_modules": None,
+        "recompute_modules": None, "expert_dispatch": EXPERT_DISPATCHES,
     }  # fmt: skip
     values = {name: open_values.get(name, BOTH) for name in opened}
     device = problem.hardware.accelerator.memory_bytes
@@ -188,12 +188,54 @@ def test_kept_weights_are_those_of_brute_force(backend: str) -> None:
     assert chosen >= {(3, False), (3, True)}
 
 
+DISPATCHED = ((4, 4, True, 2), (8, 1, True, 2), (8, 4, False, 2), (8, 8, True, 4))
+"""Experts, experts of a token, whether the software sends once to a domain, and GPUs of a domain."""
+
+
+@pytest.mark.parametrize("backend", long_but(("cpsat",), ("cpsat", "cbc", "highs", "scip")))
+def test_dispatch_is_that_of_brute_force(backend: str) -> None:
+    """How tokens reach experts is decided as brute force decides, in both spaces and in one program: by all-gather
+    where a token has an expert on nearly every rank, else as by default, or better where that sends all copies."""
+    chosen = set()
+    for number, (experts, per_token, once, domain) in enumerate(DISPATCHED):
+        base = random_problem(800 + number, kind=("free", "uniform")[number % 2], family="moe")
+        (run,) = {kind.mlp.type: kind for kind in base.model.kinds if kind.mlp.type == "moe"}.values()
+        mlp = run.mlp.model_copy(update={"num_experts": experts, "num_experts_per_tok": per_token})
+        model = base.model.model_copy(update={"layers": (run.model_copy(update={"count": 2, "mlp": mlp}),)})
+        software = base.hardware.software.model_copy(update={"deduplicated_dispatch": once})
+        links = base.hardware.scale_up.model_copy(update={"num_gpus": domain, "segments": ()})
+        hardware = {"software": software, "scale_up": links, "gpus_per_node": domain}
+        space = Space(
+            kind=base.space.kind, tp=(1,), cp=(1,), pp=(1,), ep=(1, 4), micro_batch_size=(1,), zero_stage=(0,),
+            expert_dispatch=EXPERT_DISPATCHES, recompute=("none",), overlap_grad_reduce=(True,),
+        )  # fmt: skip
+        job = base.job.model_copy(update={"num_gpus": 4, "global_batch_size": 8, "sequence_length": 1024})
+        changes = {
+            "model": model,
+            "hardware": base.hardware.model_copy(update=hardware),
+            "job": job,
+            "space": space,
+        }
+        problem = with_memory(base.model_copy(update=changes), 10**12)
+        forced = space.model_copy(update={"ep": (4,)})
+        for asked in (problem, problem.model_copy(update={"space": forced})):
+            best, result = brute_force(asked), solve(asked, backend=backend, gap=0.0)
+            assert_optimal(asked, result, best)
+            assert result.plan is not None
+            chosen.add(result.plan.layout.expert_dispatch)
+            if asked.space.kind == "free":
+                assert best is not None
+                assert solve_monolithic(asked, gap=0.0).step_time_ns == pytest.approx(best.value, rel=1e-12)
+    assert chosen >= {"default", "allgather", "deepep"}
+
+
 @pytest.mark.parametrize(("count", "least"), [(10, 5), pytest.param(18, 15, marks=pytest.mark.long)])
 def test_no_bound_is_above_a_plan(count: int, least: int) -> None:
     """Bounds of layouts that offload, gather or tile are below every one of their plans."""
     offloaded = 0
     for seed in range(100, 100 + count):
-        problem = with_execution(seed)
+        # The last two switches have tests of their own.
+        problem = with_execution(seed, EXECUTION[:-2])
         offloaded += sum(one.layout.offloads for one in bounded_layouts(problem))
     assert offloaded > least
 

@@ -288,6 +288,11 @@ BROKEN: list[tuple[str, int, dict[str, Any]]] = [
     ("dp_replicate_needs_zero", 0, {"dp": 4, "dp_replicate": 2}),
     ("kept_weights_need_no_pipeline", 0, {"dp": 2, "pp": 2, "zero_stage": 3, "keep_weights": True}),
     ("kept_weights_are_trained_once", 0, {"dp": 2, "keep_weights": True, "offload_weights": True}),
+    (
+        "allgather_needs_whole_experts",
+        4,
+        {"tp": 2, "dp": 2, "ep": 2, "etp": 2, "sequence_parallel": True, "expert_dispatch": "allgather"},
+    ),
     ("kept_weights_need_zero_3", 0, {"dp": 2, "zero_stage": 2, "keep_weights": True}),
     ("micro_batch_divides_share_of_batch", 0, {"dp": 2, "micro_batch_size": 5}),
 ]

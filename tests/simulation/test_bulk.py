@@ -7,7 +7,16 @@ import pytest
 
 from milpplan import Layout, Problem, simulate, simulate_many
 from milpplan.errors import IllegalPlanError, InvalidInputError
-from milpplan.problem import RANK_ORDERS, SPLIT_SCHEDULES, TP_OVERLAPS, HostMemory, NodeGroup, Schedule, SizeCurve
+from milpplan.problem import (
+    EXPERT_DISPATCHES,
+    RANK_ORDERS,
+    SPLIT_SCHEDULES,
+    TP_OVERLAPS,
+    HostMemory,
+    NodeGroup,
+    Schedule,
+    SizeCurve,
+)
 from milpplan.simulation import LayoutColumns
 from milpplan.simulation.bulk import lockstep, uniform_plan
 from milpplan.simulation.bulk import simulate_many as bulk
@@ -31,6 +40,8 @@ def switched(random: np.random.Generator, problem: Problem, layout: Layout) -> L
     if layout.schedule not in SPLIT_SCHEDULES and problem.hardware.host_memory is not None:
         names = ("offload_weights", "offload_activations", "offload_optimizer")
         changes |= {name: bool(random.integers(4) == 0) for name in names}
+    if layout.ep > 1:
+        changes["expert_dispatch"] = EXPERT_DISPATCHES[int(random.integers(4)) if layout.etp == 1 else 2]
     groups = [n for n in (1, 2, 3, 4) if layout.dp % n == layout.expert_dp % n == 0 and n < layout.dp]
     if layout.zero_stage and groups:
         changes["dp_replicate"] = int(random.choice(groups))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milpplan import traffic
-from milpplan.problem import Layout, Problem
+from milpplan.problem import EXPERT_DISPATCHES, Layout, Problem
 from milpplan.simulation import LayoutColumns
 from milpplan.simulation.layers import EXPOSED, Part, Phase, kernels, layer_seconds
 from milpplan.simulation.layout_costs import layout_costs
@@ -244,6 +244,49 @@ def test_kept_weights_by_hand() -> None:
     assert total[2] == pytest.approx(total[0])
 
 
+@pytest.mark.parametrize(
+    ("hardware", "nodes", "tokens", "measured"),
+    [("dgx-h100", 2, 8192, 90e9), ("dgx-h100", 4, 8192, 61e9), ("dgx-h100", 8, 4096, 51e9)],
+)
+def test_deepep_has_its_published_bandwidth(hardware: str, nodes: int, tokens: int, measured: float) -> None:
+    """Dispatch of tokens of 7,168 bytes (fp8) to 8 experts each over nodes of 8 Hopper GPUs with a 400 Gbit/s NIC
+    each: bytes that reach nodes, the own one included, a second (deepseek-ai/DeepEP@0297fc80 README, 90 and 61
+    GB/s; docs/legacy.md, 51 GB/s on 64 ranks). An all-to-all sends a token to a node as often as it has experts
+    there, and takes 1.5 to 4 times as long."""
+    sent = 8.0 * tokens * 7168
+    once, every = (
+        float(collectives.all_to_all_s(shipped_hardware(hardware), sent, 8 * nodes, 1, copies))
+        for copies in (8.0, None)
+    )
+    reached = tokens * 7168 * nodes * (1 - (1 - 1 / nodes) ** 8)
+    assert reached / once == pytest.approx(measured, rel=0.1)
+    assert 1.4 < every / once < 4.1
+
+
+def test_gathered_tokens_by_hand() -> None:
+    """Qwen3 30B on 4 ranks of 4,096 tokens: all gather 4 x 4,096 tokens of 2,048 bf16 numbers and scatter sums of
+    as many forward and backward; 128 probabilities with a map of bytes are gathered, and their gradients are
+    scattered. Experts chosen a token do not count. Results are added up in a tensor of all tokens."""
+    problem = problem_of("qwen3-30b-a3b", "dgx-h100")
+    gathered = seconds_of(problem, ep=4, dp=4, expert_dispatch="allgather")
+    tokens = 4 * 4096
+    gather, scatter = (
+        [float(call(problem.hardware, tokens * size, 4, 1)) for size in (2 * 2048, extra * 128)]
+        for call, extra in ((collectives.all_gather_s, 3), (collectives.reduce_scatter_s, 2))
+    )
+    assert gathered[Part.EP, Phase.FORWARD] == pytest.approx(sum(gather) + scatter[0])
+    assert gathered[Part.EP, Phase.BACKWARD] == pytest.approx(gather[0] + sum(scatter))
+    sizes = [bytes_of(problem, ep=4, dp=4, expert_dispatch=name) for name in ("alltoall", "allgather")]
+    assert sizes[1].workspace_bytes[0] - sizes[0].workspace_bytes[0] == 2 * tokens * 2048
+    every = problem.hardware.software.model_copy(update={"deduplicated_dispatch": False})
+    plain = problem.model_copy(update={"hardware": problem.hardware.model_copy(update={"software": every})})
+    for ep in (4, 16):
+        wide = {"ep": ep, "dp": ep}
+        named = [seconds_of(problem, **wide, expert_dispatch=name) for name in ("deepep", "alltoall")]
+        for one, own in zip(named, (seconds_of(problem, **wide), seconds_of(plain, **wide)), strict=True):
+            assert np.array_equal(one, own)
+
+
 def test_columns_with_switches_cost_as_one_by_one() -> None:
     """A layout with any switches costs the same alone as among others."""
     random = np.random.default_rng(11)
@@ -263,9 +306,9 @@ def with_switches(random: np.random.Generator, layout: Layout) -> Layout:
     """The layout with random switches of the execution."""
     tp_overlap = str(random.choice(["none", "ring", "pipelined"]))
     names = ("pp_scatter_gather", "gather_again", "offload_weights", "offload_activations", "offload_optimizer")
-    return layout.model_copy(
-        update={"tp_overlap": tp_overlap} | {name: bool(random.integers(2)) for name in names}
-    )
+    names_of = EXPERT_DISPATCHES if layout.ep > 1 and layout.etp == 1 else ("default",)
+    tp_overlap = {"tp_overlap": tp_overlap, "expert_dispatch": str(random.choice(names_of))}
+    return layout.model_copy(update=tp_overlap | {name: bool(random.integers(2)) for name in names})
 
 
 def test_constant_columns_stay_constant() -> None:

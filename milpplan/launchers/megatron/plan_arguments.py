@@ -245,6 +245,8 @@ def _context(layout: Layout) -> Pairs:
 def _dispatcher(problem: Problem, layout: Layout) -> str:
     """Choose the dispatcher. ``flex`` (DeepEP) sends a token once to each domain; it needs several expert
     ranks."""
+    if layout.expert_dispatch != "default" and layout.ep > 1:
+        return "flex" if layout.expert_dispatch == "deepep" else layout.expert_dispatch
     return "flex" if problem.hardware.software.deduplicated_dispatch and layout.ep > 1 else "alltoall"
 
 
@@ -500,6 +502,7 @@ def _layout(given: Arguments, sizes: Sizes, job: Job, modules: str) -> Layout:
         "tp_overlap": "ring" if given.given("--tp-comm-overlap") else "none",
         "recompute_modules": modules,
         "ulysses": _ulysses(given, sizes),
+        "expert_dispatch": "allgather" if _gathers_tokens(given, sizes) else "default",
         "rank_order": "tp-cp-pp-dp" if given.given("--use-tp-pp-dp-mapping") else "tp-cp-dp-pp",
     }
     if vpp == 1:
@@ -512,6 +515,22 @@ def _layout(given: Arguments, sizes: Sizes, job: Job, modules: str) -> Layout:
             "Leave the flag out to compare it with the usual groups.",
         )
     return validated(Layout, data, "the layout that the arguments describe")
+
+
+def _gathers_tokens(given: Arguments, sizes: Sizes) -> bool:
+    """Check if all ranks of experts gather all tokens.
+
+    Raises:
+        InvalidInputError: experts are split besides.
+    """
+    gathers = given.text("--moe-token-dispatcher-type") == "allgather" and sizes.ep > 1
+    if gathers and sizes.etp > 1:
+        raise InvalidInputError(
+            f"--moe-token-dispatcher-type is allgather (the default), and experts are over {sizes.etp} ranks.",
+            "Expected whole experts, or alltoall or flex, which are priced.",
+            "Name one of them to compare it as such a run.",
+        )
+    return gathers
 
 
 def _ulysses(given: Arguments, sizes: Sizes) -> int:
@@ -590,21 +609,11 @@ def _state_bytes(given: Arguments) -> int:
 def software_of(
     given: Arguments, hardware: HardwareSpec, model: ModelSpec, ep: int
 ) -> tuple[HardwareSpec, list[str]]:
-    """Set the software options of the hardware that the arguments give, with notes.
-
-    Raises:
-        InvalidInputError: the dispatcher is not priced.
-    """
+    """Set the software options of the hardware that the arguments give, with notes."""
     changes: dict[str, float] = {}
     dispatcher = given.text("--moe-token-dispatcher-type")
     dispatcher = dispatcher if model.has_experts else None
-    if dispatcher == "allgather" and ep > 1:
-        raise InvalidInputError(
-            "--moe-token-dispatcher-type is allgather (the default), with experts over several ranks.",
-            "Expected alltoall or flex, which are priced.",
-            "Name one of them to compare it as such a run.",
-        )
-    if dispatcher is not None and ep > 1:
+    if dispatcher in ("alltoall", "flex") and ep > 1:
         changes["deduplicated_dispatch"] = dispatcher == "flex"
     if flags := weight_flags(_precision(given)):
         # MXFP8 without the reuse keeps a bf16 buffer of all weights.

@@ -539,6 +539,7 @@ TORCHTITAN = config_capability(
             "its zero-bubble schedules fail on the mask of FlexAttention and are off in its own tests "
             "(tests/integration_tests/features.py:129)",
         ),
+        "expert_dispatch": Limit(("default",), "the hardware's software says how tokens reach experts"),
         "pp_scatter_gather": Limit((False,), "PyTorch's pipeline sends whole activations"),
         "offload_weights": Limit((False,), NO_STREAMS),
         "offload_activations": Limit((False,), NO_STREAMS),

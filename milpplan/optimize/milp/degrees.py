@@ -33,6 +33,7 @@ from milpplan.errors import InvalidInputError
 from milpplan.optimize.milp.program import MINUS_INFINITY, ProgramBuilder
 from milpplan.optimize.space.enumerate_layouts import (
     DEGREE_RULES,
+    DISPATCH_RULES,
     EXPERT_RULES,
     MICRO_BATCH_RULES,
     ORDER_RULES,
@@ -165,7 +166,7 @@ def rules(problem: Problem) -> dict[str, Rule]:
     """Return the rules of ``enumerate_layouts`` that are not products."""
     named_rules = DEGREE_RULES | cluster_rules(problem) | SEQUENCE_RULES | EXECUTION_RULES | stage_rules(problem)
     named_rules |= SHARDING_RULES | INFERENCE_RULES | PIPELINE_SHARDING_RULES
-    named_rules |= KEPT_RULES | KEPT_SHARDING_RULES
+    named_rules |= KEPT_RULES | KEPT_SHARDING_RULES | DISPATCH_RULES
     named_rules |= HYBRID_RULES | HYBRID_SHARDING_RULES | MICRO_BATCH_RULES | ALIGNMENT_SWITCH_RULES
     if any(kind.mlp.type == "moe" for kind in problem.model.kinds):
         named_rules |= EXPERT_RULES

@@ -57,6 +57,7 @@ SWITCHES: Final = (
     "offload_optimizer",
     "dp_replicate",
     "keep_weights",
+    "expert_dispatch",
     "rank_order",
     "replica_micro_batches",
 )

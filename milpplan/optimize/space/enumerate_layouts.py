@@ -69,8 +69,17 @@ from milpplan.optimize.space.rules import (
     virtual_stages,
     with_shares,
 )
-from milpplan.problem import RANK_ORDERS, SCHEDULES, DenseMlp, Layout, MixtureOfExperts, Problem, Space
+from milpplan.problem import (
+    RANK_ORDERS,
+    SCHEDULES,
+    DenseMlp,
+    Layout,
+    MixtureOfExperts,
+    Problem,
+    Space,
+)
 from milpplan.simulation import BoolArray, IntArray, LayoutColumns, ascending
+from milpplan.simulation.layers.shard import ALLGATHER, ALLTOALL, DEEPEP
 from milpplan.simulation.layout_columns import constant
 from milpplan.simulation.mixed_costs import view_of
 from milpplan.simulation.network import placement
@@ -160,6 +169,20 @@ EXPERT_RULES: dict[str, Rule] = {
     "expert_grid_divides_ranks": lambda p, c: (c["tp"] * c["cp"] * c["dp"]) % (c["ep"] * c["etp"]) == 0,
     "etp_divides_tp": lambda p, c: c["tp"] % c["etp"] == 0,
 }
+
+DISPATCH_RULES: dict[str, Rule] = {
+    "allgather_needs_whole_experts": lambda p, c: (c["expert_dispatch"] != ALLGATHER) | (c["etp"] == 1),
+}
+
+
+def _dispatch_is_new(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
+    """Drop named dispatchers that send nothing, or are the default of all nodes, where the space has the default:
+    the plan is the same."""
+    once = {hardware.software.deduplicated_dispatch for hardware in problem.node_types}
+    default = -1 if len(once) > 1 else DEEPEP if True in once else ALLTOALL
+    again = (c["expert_dispatch"] > 0) & ((c["expert_dispatch"] == default) | (c["ep"] == 1))
+    return np.asarray(~again | ("default" not in problem.space.expert_dispatch))
+
 
 ORDER_RULES: dict[str, Rule] = {
     "experts_need_pp_last_or_equal_replicas": lambda p, c: (
@@ -360,6 +383,8 @@ def _switches(
         rules |= ALIGNMENT_SWITCH_RULES
     if "keep_weights" in asked:
         rules |= KEPT_RULES
+    if "expert_dispatch" in asked:
+        rules |= DISPATCH_RULES | {"dispatched_as_by_default": _dispatch_is_new}
     # One rule reads the modules of recomputation: they are crossed last, with the few rows that are legal.
     modules = asked.pop("recompute_modules", None)
     module_rules, each = {}, 1
@@ -533,6 +558,7 @@ def kept_rules(problem: Problem, columns: LayoutColumns) -> dict[str, BoolArray]
         | ALIGNMENT_SWITCH_RULES
         | EXECUTION_RULES
         | KEPT_RULES
+        | DISPATCH_RULES
         | CAPACITY_RULES
         | SHARDING_RULES
     )

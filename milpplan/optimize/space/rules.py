@@ -8,8 +8,7 @@ replicas. Then a replica is wholly on one node type. The replicas of all types h
 switches, and each type has its own number of micro-batches. Replicas are numbered outermost (the order of ranks
 ends with dp), so those of a type are neighbours.
 
-A launcher's rules (``Space.target``) come from its ``Capability``: its export would refuse a layout that breaks
-one of them.
+A launcher's rules (``Space.target``) come from its ``Capability``: its export refuses what breaks one of them.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ if TYPE_CHECKING:
 
 EXECUTION = (
     *("tp_overlap", "pp_scatter_gather", "gather_again", "recompute_vision", "recompute_modules", "ulysses"),
-    *(*OFFLOADS, "dp_replicate", "keep_weights"),
+    *(*OFFLOADS, "dp_replicate", "keep_weights", "expert_dispatch"),
 )
 NO_TILES, RING, PIPELINED = map(TP_OVERLAPS.index, ("none", "ring", "pipelined"))
 
@@ -78,12 +77,13 @@ NO_TILES, RING, PIPELINED = map(TP_OVERLAPS.index, ("none", "ring", "pipelined")
 def switch_values(problem: Problem, name: str) -> Sequence[int | str]:
     """Return the values of a switch in the space.
 
-    ``recompute_vision`` is off without images to recompute, ``recompute_modules`` without selective recomputation.
-    Where the space leaves them open: all numbers that divide the heads for ``ulysses``, all numbers up to the GPUs
-    for ``dp_replicate``, of which the rules keep the divisors of dp, and ``Problem.module_sets``.
+    Switches of what a problem lacks are at their defaults. Where the space leaves them open: all divisors of the
+    heads for ``ulysses``, all numbers up to the GPUs for ``dp_replicate``, and ``Problem.module_sets``.
     """
     if name == "recompute_vision" and not problem.recomputes_vision:
         return (False,)
+    if name == "expert_dispatch" and not problem.model.has_experts:
+        return ("default",)
     if name == "recompute_modules":
         return problem.module_sets
     values: tuple[int | str, ...] | None = getattr(problem.space, name)

@@ -157,6 +157,8 @@ def execution_words(plan: Plan) -> Iterator[str]:
         yield f"selective recomputation replays {layout.recompute_modules.replace('+', ', ')}"
     if layout.ulysses > 1:
         yield f"heads exchanged by all-to-alls: ulysses={layout.ulysses}"
+    if layout.expert_dispatch != "default":
+        yield f"tokens reach experts by {layout.expert_dispatch}"
     if layout.keep_weights:
         yield "weights stay gathered until the backward"
     parts = [name for name in ("weights", "activations", "optimizer") if getattr(layout, f"offload_{name}")]

@@ -307,7 +307,7 @@ DEGREES: Final = (
     *("zero_stage", "schedule", "sequence_parallel", "overlap_grad_reduce", "overlap_param_gather"),
     *("tp_overlap", "pp_scatter_gather", "gather_again", "recompute_vision", "recompute_modules", "ulysses"),
     *("offload_weights", "offload_activations", "offload_optimizer", "dp_replicate", "keep_weights"),
-    *("rank_order", "node_order"),
+    *("expert_dispatch", "rank_order", "node_order"),
 )
 
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from milpplan.errors import InvalidInputError
 from milpplan.problem import (
+    EXPERT_DISPATCHES,
     MODULE_SETS,
     SCHEDULES,
     V_SCHEDULES,
@@ -522,6 +523,7 @@ def _rules(problem: Problem, c: LayoutColumns) -> Iterator[BoolArray]:
     offloads = c.offload_weights | c.offload_activations | c.offload_optimizer
     yield ~offloads | (problem.hardware.host_memory is not None)
     yield ~offloads | ~c.split_backward
+    yield (c.expert_dispatch != EXPERT_DISPATCHES.index("allgather")) | (c.etp == 1)
     once = not problem.inference and not problem.job.further_forwards
     yield ~c.keep_weights | ((c.zero_stage == 3) & (c.pp == 1) & ~c.offload_weights & once)
     yield c.node_order == 0

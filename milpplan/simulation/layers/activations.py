@@ -46,7 +46,7 @@ from milpplan.simulation.layers.layer_time import (
     up_outputs,
 )
 from milpplan.simulation.layers.parameter_counts import padded_vocab_size, widths
-from milpplan.simulation.layers.shard import Shard
+from milpplan.simulation.layers.shard import ALLGATHER, Shard, gathered_token_bytes
 from milpplan.simulation.layers.sparse_attention import (
     indexer_input_bytes,
     indexer_output_width,
@@ -320,6 +320,8 @@ def _mlp(shard: Shard, kind: LayerRun) -> tuple[FloatArray, FloatArray, FloatArr
     kept = router_input + inputs + up + down_input + routing
     dropped = down_input + router_input
     workspace = up + BF16_BYTES * rows * hidden
+    if (gathers := (shard.columns.expert_dispatch == ALLGATHER) & (shard.columns.ep > 1)).any():
+        workspace = workspace + np.where(gathers, gathered_token_bytes(shard, moe)[0], 0.0)
     if moe.shared_intermediate_size:
         shared = _dense(shard, DenseMlp(intermediate_size=moe.shared_intermediate_size, gated=moe.gated))
         kept, dropped = kept + shared[0], dropped + shared[1]

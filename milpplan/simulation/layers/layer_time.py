@@ -34,6 +34,7 @@ from milpplan.simulation import FloatArray, LayoutColumns
 from milpplan.simulation.layers import kernels, recurrence
 from milpplan.simulation.layers.kernels import BF16_BYTES, FP32_BYTES, Mask, Numbers, average_keys
 from milpplan.simulation.layers.shard import (
+    ALLGATHER,
     EXPOSED,
     ONCE,
     CoreSeconds,
@@ -44,6 +45,7 @@ from milpplan.simulation.layers.shard import (
     Shard,
     Tally,
     linear_pair,
+    named_dispatch,
 )
 from milpplan.simulation.layers.sparse_attention import (
     gathered_key_width,
@@ -565,6 +567,11 @@ def _mixture_of_experts(shard: Shard, moe: MixtureOfExperts, tally: Tally) -> No
     permute = permute + np.where(
         (columns.ep > 1) & (experts > 1), shard.memory_bound(4 * BF16_BYTES * rows * hidden), 0.0
     )
+    gathers = (columns.expert_dispatch == ALLGATHER) & (columns.ep > 1)
+    if gathers.any():
+        # Rows are taken from all gathered tokens, and their results are added to such a tensor.
+        gathered = shard.memory_bound(BF16_BYTES * (3 * rows + columns.ep * local) * hidden)
+        permute = np.where(gathers, gathered, permute)
     router_weight = router * shard.trains()
     tally.compute(router + permute, router + router_weight + permute, router_weight)
 
@@ -606,8 +613,11 @@ def _mixture_of_experts(shard: Shard, moe: MixtureOfExperts, tally: Tally) -> No
     exchange = collectives.all_to_all_s(hardware, sent, ep_group.size, ep_group.stride, copies)
     gather = collectives.all_gather_s(hardware, sent * columns.etp, *etp_group)
     scatter = collectives.reduce_scatter_s(hardware, sent * columns.etp, *etp_group)
-    for phase in (Phase.FORWARD, Phase.BACKWARD):
-        tally.exposed(Part.EP, phase, 2 * exchange + gather + scatter)
+    moved = [2 * exchange + gather + scatter] * 2
+    if columns.any_of("expert_dispatch"):
+        moved = named_dispatch(shard, moe, sent, moved)
+    for phase, seconds in zip((Phase.FORWARD, Phase.BACKWARD), moved, strict=True):
+        tally.exposed(Part.EP, phase, seconds)
     tally.calls(2, 2, call_s(hardware, *ep_group) + call_s(hardware, *etp_group))
     if moe.shared_intermediate_size:
         with tally.module("shared_experts"):

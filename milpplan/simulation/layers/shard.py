@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from milpplan.problem import TP_OVERLAPS, Problem, RecomputeModule
+from milpplan.problem import EXPERT_DISPATCHES, TP_OVERLAPS, MixtureOfExperts, Problem, RecomputeModule
 from milpplan.problem.model import LinearModule
 from milpplan.simulation import BoolArray, FloatArray, LayoutColumns
 from milpplan.simulation.layers import kernels
@@ -422,3 +422,56 @@ class _Tiles:
         exposed, hidden = collectives.tiled_overlap_s(seconds, whole + added, self.tiles, self.share, pipelined)
         self.tally.seconds[Part.TP, phase] += exposed
         self.tally.seconds[Part.TP_HIDDEN, phase] += hidden
+
+
+ALLGATHER, ALLTOALL, DEEPEP = map(EXPERT_DISPATCHES.index, ("allgather", "alltoall", "deepep"))
+"""Positions in ``EXPERT_DISPATCHES``."""
+
+
+def named_dispatch(
+    shard: Shard, moe: MixtureOfExperts, sent: FloatArray, default: list[FloatArray]
+) -> list[FloatArray]:
+    """Time the exchange of tokens where ``Layout.expert_dispatch`` names it, else as by default.
+
+    ``allgather``: n ranks gather 2 n u h bytes of tokens and 3 n u E of bf16 probabilities and a map, and
+    reduce-scatter 2 n u h of results (in bf16: a lower bound where probabilities are in fp32); backward the same,
+    with 2 n u E. No message grows with the experts of a token or their imbalance.
+
+    Args:
+        shard: n layouts.
+        moe: the experts.
+        sent: bytes of the copies of a rank's tokens, [n].
+        default: seconds forward and backward by default, [n] each.
+
+    Returns:
+        Seconds forward and backward, [n] each.
+
+    Source: Megatron-LM core/transformer/moe/token_dispatcher.py (MoEAllGatherTokenDispatcher, tp_ep_group).
+    """
+    hardware, columns = shard.problem.hardware, shard.columns
+    ep_group, etp_group = placement.expert(columns), placement.expert_tensor(columns)
+    tensor = collectives.all_gather_s(hardware, sent * columns.etp, *etp_group)
+    tensor = tensor + collectives.reduce_scatter_s(hardware, sent * columns.etp, *etp_group)
+    every, once = (
+        2 * collectives.all_to_all_s(hardware, sent, ep_group.size, ep_group.stride, copies) + tensor
+        for copies in (None, float(moe.num_experts_per_tok))
+    )
+    tokens, routing, weights = gathered_token_bytes(shard, moe)
+    scale = hardware.software.dispatch_efficiency
+    both = collectives.all_gather_s(hardware, tokens / scale, *ep_group)
+    both = both + collectives.reduce_scatter_s(hardware, tokens / scale, *ep_group)
+    ends = (
+        collectives.all_gather_s(hardware, routing / scale, *ep_group),
+        collectives.reduce_scatter_s(hardware, weights / scale, *ep_group),
+    )
+    names = [columns.expert_dispatch == name for name in (ALLGATHER, ALLTOALL, DEEPEP)]
+    return [np.select(names, [both + end, every, once], own) for end, own in zip(ends, default, strict=True)]
+
+
+def gathered_token_bytes(shard: Shard, moe: MixtureOfExperts) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Size what all ranks of experts hold together, in bytes [n]: tokens, probabilities with their map, and
+    gradients of probabilities."""
+    tokens = shard.columns.ep * shard.tokens / shard.tp
+    width = moe.latent_size or shard.hidden
+    chosen = tokens * moe.num_experts
+    return BF16_BYTES * tokens * width, (BF16_BYTES + 1) * chosen, BF16_BYTES * chosen
