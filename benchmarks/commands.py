@@ -1,11 +1,12 @@
 """CPU seconds, gap and memory of `milpplan solve` on problems that are hard to prove, of two checkouts in turns.
 
-    python -m benchmarks.commands [--only NAME ...] [--before PYTHON] [--save FILE.json] [--write]
+    python -m benchmarks.commands [--set hard|today] [--only NAME ...] [--before PYTHON] [--save FILE] [--write]
 
 Every command runs in a process of its own. Its CPU seconds are user and system time of that process and its
 children, the start of Python included, so that other work on the machine disturbs them little. ``--before`` is
 the interpreter of a virtual environment that holds another milpplan: both versions run each command in turns,
-three times where that is quick, and the table has the medians.
+three times where that is quick, and the table has the medians. The set ``today``: eight
+models of the last year, with a limit of 60 s of wall time.
 """
 
 from __future__ import annotations
@@ -119,6 +120,31 @@ COMMANDS: Final = {
     "ranges-uniform": Command("Llama-3 8B, 16 GPU counts x 8 batches, uniform", f"{RANGES} --space uniform", 1e-4),
     "ranges-free": Command("Llama-3 8B, 16 GPU counts x 8 batches, free", RANGES, 1e-4),
 }
+
+CONFIGS: Final = Path(__file__).parents[1] / "tests" / "data" / "hf_configs"
+
+
+def _today(text: str, model: str, cluster: str, batch: int, length: int = 4096) -> Command:
+    """Command with the limit of 60 s of wall time; ``model`` is a preset or one of ``CONFIGS``."""
+    source = CONFIGS / f"{model}.json"
+    arguments = f"{source if source.exists() else model} {cluster} --global-batch {batch} --seq-len {length}"
+    return Command(text, arguments, cpu_limit_s=2 * CPU_LIMIT_S, time_limit_s=CPU_LIMIT_S)
+
+
+TODAY: Final = {
+    "kimi-k2": _today("Kimi-K2, 1,024 H200", "kimi-k2", "dgx-h200 --gpus 1024", 4096),
+    "qwen3-next": _today("Qwen3-Next-80B, 64 H100", "qwen3-next-80b", "dgx-h100 --gpus 64", 1024),
+    "qwen3.5-397b": _today("Qwen3.5-397B, 512 B200", "qwen3.5-397b", "dgx-b200 --gpus 512", 2048),
+    "nemotron-3-ultra": _today("Nemotron-3-Ultra, 512 GB200", "nemotron-3-ultra", "gb200-nvl72 --gpus 512", 2048),
+    "deepseek-v3.2": _today(
+        "DeepSeek-V3.2, 2,048 H800, 128K", "deepseek-v3.2", "h800 --gpus 2048 --max-cp 16", 512, 131072
+    ),
+    "llama4-maverick": _today("Llama-4 Maverick, 512 H100", "llama4-maverick", "dgx-h100 --gpus 512", 2048),
+    "qwen3-vl-235b": _today("Qwen3-VL-235B, 256 H200", "qwen3-vl-235b", "dgx-h200 --gpus 256", 2048),
+    "glm-5": _today("GLM-5, 1,024 B200", "glm-5", "dgx-b200 --gpus 1024", 4096),
+}
+SETS: Final = {"hard": ("commands", COMMANDS), "today": ("today", TODAY)}
+"""Section of the page and commands of each set."""
 
 
 def run_command(python: str, command: Command, folder: Path) -> Run:
@@ -285,18 +311,22 @@ def command_table(commands: Mapping[str, Command], runs: Mapping[str, Runs]) -> 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="CPU seconds, gap and memory of hard solves.")
-    parser.add_argument("--only", nargs="+", choices=COMMANDS, default=list(COMMANDS), help="these commands")
+    parser.add_argument("--set", choices=SETS, default="hard", help="set of commands")
+    parser.add_argument("--only", nargs="+", help="these commands of the set")
     parser.add_argument("--before", metavar="PYTHON", help="interpreter of an environment with another milpplan")
     parser.add_argument("--save", type=Path, help="keep the runs here, and do not repeat those that it holds")
     parser.add_argument("--write", action="store_true", help=f"write the table to {DOCUMENT.name}")
     options = parser.parse_args(arguments)
     pythons = {"before": options.before} if options.before else {}
-    commands = {name: COMMANDS[name] for name in options.only}
+    section, known = SETS[options.set]
+    if unknown := set(options.only or ()) - set(known):
+        parser.error(f"--only names {', '.join(sorted(unknown))}. Expected: {', '.join(known)}.")
+    commands = {name: known[name] for name in options.only or known}
     runs = measure_all(commands, {**pythons, "now": sys.executable}, options.save)
     table = command_table(commands, runs)
     print(table)
     if options.write:
-        replace_section(DOCUMENT, "commands", table)
+        replace_section(DOCUMENT, section, table)
 
 
 if __name__ == "__main__":
