@@ -136,9 +136,7 @@ TODAY: Final = {
     "qwen3-next": _today("Qwen3-Next-80B, 64 H100", "qwen3-next-80b", "dgx-h100 --gpus 64", 1024),
     "qwen3.5-397b": _today("Qwen3.5-397B, 512 B200", "qwen3.5-397b", "dgx-b200 --gpus 512", 2048),
     "nemotron-3-ultra": _today("Nemotron-3-Ultra, 512 GB200", "nemotron-3-ultra", "gb200-nvl72 --gpus 512", 2048),
-    "deepseek-v3.2": _today(
-        "DeepSeek-V3.2, 2,048 H800, 128K", "deepseek-v3.2", "h800 --gpus 2048 --max-cp 16", 512, 131072
-    ),
+    "deepseek-v3.2": _today("DeepSeek-V3.2, 2,048 H800, 128K", "deepseek-v3.2", "h800 --gpus 2048", 512, 131072),
     "llama4-maverick": _today("Llama-4 Maverick, 512 H100", "llama4-maverick", "dgx-h100 --gpus 512", 2048),
     "qwen3-vl-235b": _today("Qwen3-VL-235B, 256 H200", "qwen3-vl-235b", "dgx-h200 --gpus 256", 2048),
     "glm-5": _today("GLM-5, 1,024 B200", "glm-5", "dgx-b200 --gpus 1024", 4096),
