@@ -373,12 +373,6 @@ class ModelSpec(Record):
     ignored_keys: tuple[Annotated[str, Field(max_length=200)], ...] = Field(default=(), max_length=100)
     """Keys of the Hugging Face config that the user ignored; this model lacks their effects."""
 
-    @model_validator(mode="after")
-    def _scores_are_untied(self) -> ModelSpec:
-        if self.num_labels is not None and self.tie_word_embeddings:
-            raise ValueError("a head of num_labels scores has a matrix of its own: tie_word_embeddings=false")
-        return self
-
     @property
     def head_outputs(self) -> int:
         """Outputs of the head for a token: the vocabulary, or the scores."""

@@ -524,7 +524,8 @@ class Problem(Record):
         if self.job.expert_imbalance > 1 and not self.model.has_experts:
             raise ValueError(f"{self.model.name} has no experts: leave expert_imbalance out")
         self._check_images()
-        self._check_scores()
+        if self.model.num_labels is not None:
+            self._check_scores()
         self._check_alignment()
         self._check_optimizer()
         if self.model.learned_positions and self.job.sequence_length > self.model.max_position_embeddings:
@@ -573,8 +574,10 @@ class Problem(Record):
             "lora": self.job.lora is not None,
         }
         beside = [name for name, is_so in unmodelled.items() if is_so]
-        if self.model.num_labels is not None and beside:
+        if beside:
             raise ValueError(f"{beside[0]} beside a head of {self.model.num_labels} scores is not modelled")
+        if self.model.tie_word_embeddings:
+            raise ValueError("a head of num_labels scores has a matrix of its own: tie_word_embeddings=false")
 
     def _check_alignment(self) -> None:
         if self.job.alignment is None:

@@ -156,6 +156,9 @@ def test_what_no_formula_has_is_refused(changes: dict[str, Any], seen: str) -> N
     job = problem.job.model_copy(update=changes)
     with pytest.raises(ValidationError, match=seen):
         Problem(model=problem.model, hardware=problem.hardware, job=job)
+    tied = problem.model.model_copy(update={"tie_word_embeddings": True})
+    with pytest.raises(ValidationError, match="tie_word_embeddings=false"):
+        Problem(model=tied, hardware=problem.hardware, job=problem.job)
     words = problem_of("llama3-8b").job.model_copy(update={"alignment": CRITIC})
     with pytest.raises(ValidationError, match="critic beside a head over the vocabulary"):
         Problem(model=shipped_model("llama3-8b"), hardware=problem.hardware, job=words)

@@ -457,8 +457,8 @@ def head_parameters(model: ModelSpec) -> int:
     With V scores instead of the vocabulary every tp rank has a copy. Source: transformers 5.24.0,
     modeling_layers.py (``GenericForSequenceClassification``, ``GenericForTokenClassification``).
     """
-    matrix = 0 if model.tie_word_embeddings else model.head_outputs * model.hidden_size
-    return matrix + (model.head_outputs if model.lm_head_bias else 0)
+    outputs = model.num_labels or model.vocab_size
+    return (0 if model.tie_word_embeddings else outputs * model.hidden_size) + outputs * model.lm_head_bias
 
 
 def final_norm_parameters(model: ModelSpec) -> int:
