@@ -421,10 +421,10 @@ def test_show_counts_parameters_and_names_what_is_ignored(tmp_path: Path) -> Non
     told = run("show", "llama3-8b").stderr
     assert "8,030,261,248 parameters (8.03B)" in told
     config = json.loads((Path(__file__).parents[1] / "data/hf_configs/llama3-8b.json").read_text())
-    path = tmp_path / "reward.json"
-    path.write_text(json.dumps(config | {"architectures": ["LlamaForSequenceClassification"], "num_labels": 1}))
-    assert "LlamaForSequenceClassification" in refused(run("show", str(path)))
-    assert "LlamaForSequenceClassification" in refused(
+    path = tmp_path / "answers.json"
+    path.write_text(json.dumps(config | {"architectures": ["LlamaForQuestionAnswering"]}))
+    assert "LlamaForQuestionAnswering" in refused(run("show", str(path)))
+    assert "LlamaForQuestionAnswering" in refused(
         run("solve", str(path), "dgx-h100", "--gpus", "8", "--global-batch", "8")
     )
     answer = run("show", str(path), "--ignore", "architectures")
