@@ -393,6 +393,7 @@ def test_linear_bounds_hold_for_parts_of_the_workload() -> None:
             # A third of the pipelines is enough: each asks for some programs.
             continue
         plain = found.linear_bounds(member, shared_memory=True)
+        long = found.work_bound_by_longest(member) if layout.pp > 1 else None
         for _ in range(3):
             rows = random_micro_batches(
                 found, one.shared_memory_quanta, random, layout.dp * int(random.integers(1, 5))
@@ -410,6 +411,12 @@ def test_linear_bounds_hold_for_parts_of_the_workload() -> None:
                 share = float(held @ loads.sequence_loads) / loads.total_load
                 bound = loads.chords_between(plain, max(0.0, share - 0.2), min(1.0, share + 0.1)).at(held)
                 assert loads.chords_between(plain).at(held) <= exact, one.candidate.name
+                assert long is not None
+                longest = int(np.flatnonzero(held)[-1])
+                mine = [kind for kind in long.classes if kind.first <= longest < kind.end]
+                assert len(mine) == 1, one.candidate.name
+                for edge in ((0.0, 1.0), (max(0.0, share - 0.2), min(1.0, share + 0.1))):
+                    assert long.chords_between(plain, *edge, mine[0]).at(held) <= exact, one.candidate.name
             assert bound <= exact, one.candidate.name
             tight = max(tight, bound / exact)
             checked += 1
@@ -472,8 +479,8 @@ def test_mixed_bounds_hold_for_all_assignments() -> None:
             counts,
         )
         cuts = [(0, {0: [0, size]}), (size - 1, {size - 1: [size + 1, size - 1]})]
-        assert 0.97 * bound <= branched(cut, used, cuts, np.inf) <= least
-        assert branched(cut, used, cuts, bound * 0.9) >= bound * 0.9
+        assert 0.97 * bound <= branched(cut, used, cuts, np.inf)[0] <= least
+        assert branched(cut, used, cuts, bound * 0.9)[0] >= bound * 0.9
         assert not [one for one in screened(problem, size, bound * 0.9).sets if one.strategies == used]
     assert np.median(close) > 0.85
 

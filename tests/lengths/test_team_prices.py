@@ -15,7 +15,8 @@ from milpplan.lengths.bounds import master
 from milpplan.lengths.bounds.master import Contents, single_strategy_bound_ns
 from milpplan.lengths.deadline import NEVER, PASSED
 from milpplan.lengths.side_by_side import Family, families, priced, shared_work, simulate_turns
-from milpplan.lengths.side_by_side.team_search import TeamSearch, dealt, improve_turns
+from milpplan.lengths.side_by_side.team_quick import Packer
+from milpplan.lengths.side_by_side.team_search import Effort, TeamSearch, dealt, improve_turns
 from tests.lengths.all_steps import FLAT, AllSteps, few, random_turns
 from tests.lengths.cases import GRAIN, pool_of, random_micro_batches, random_packings, workload
 from tests.small import small_problem
@@ -98,7 +99,8 @@ def test_what_prices_prove_is_between_the_linear_bound_and_all_steps() -> None:
     proved = priced(found, shared, math.inf, NEVER)
     assert shared.bound_ns < proved.bound_ns
     assert (proved.shares @ proved.rows >= found.pool.load.counts * (1 - 1e-9)).all()
-    step = improve_turns(found, dealt(found, proved, math.inf), 1_000, 0.0, NEVER)
+    packer = Packer(found, shared)
+    step = improve_turns(packer, dealt(packer, proved, math.inf), Effort(0, 1000, 10), 0.0, NEVER)
     below = priced(found, shared, step.time_ns, NEVER)
     assert proved.bound_ns * (1 - 1e-3) <= below.bound_ns <= step.time_ns
     for _ in range(3):

@@ -9,8 +9,8 @@ import pytest
 
 from milpplan.lengths.deadline import NEVER
 from milpplan.lengths.side_by_side import Family, SharedTables, families, shared_work
-from milpplan.lengths.side_by_side.team_quick import AffineTime, lines, quick_step
-from milpplan.lengths.side_by_side.team_search import shortest
+from milpplan.lengths.side_by_side.team_quick import AffineTime, Packer, lines, quick_step
+from milpplan.lengths.side_by_side.team_search import Effort, shortest
 from tests.amounts import first
 from tests.lengths.all_steps import FLAT, AllSteps, few
 from tests.lengths.cases import pool_of, workload
@@ -31,7 +31,7 @@ def test_quick_steps_are_near_what_a_search_finds(long: int, short: int, near: f
     found = family_of(long, short, 49_152)
     step, shared = quick_step(found, lines(found)), shared_work(found)
     assert step.time_ns >= shared.bound_ns
-    searched = shortest(found, 2_000, 0.0, NEVER)
+    searched = shortest(Packer(found, shared), Effort(24, 500, 20), 0.0, NEVER)
     assert step.time_ns <= searched.time_ns * (1.0 + near)
 
 

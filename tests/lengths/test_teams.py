@@ -25,7 +25,8 @@ from milpplan.lengths import (
 from milpplan.lengths.baselines import flexsp_step
 from milpplan.lengths.deadline import NEVER
 from milpplan.lengths.side_by_side import Family, Turn, families, shared_work, simulate_turns
-from milpplan.lengths.side_by_side.team_search import TeamSearch, shortest
+from milpplan.lengths.side_by_side.team_quick import Packer
+from milpplan.lengths.side_by_side.team_search import Effort, TeamSearch, shortest
 from tests.lengths.all_steps import FLAT, AllSteps, few, random_turns
 from tests.lengths.cases import GRAIN, pool_of, workload
 from tests.small import small_problem
@@ -117,7 +118,7 @@ def test_degrees_that_do_not_divide_each_other_are_bounded_and_planned() -> None
     (only,) = families(found)
     assert set(only.degrees) == {1, 2, 3, 6}
     shared = shared_work(only)
-    step = shortest(only, 2_000, 0.0, NEVER)
+    step = shortest(Packer(only, shared), Effort(24, 500, 20), 0.0, NEVER)
     assert shared.bound_ns <= step.time_ns
     for member in only.members:
         packed = found.pack(member, found.load.counts, only.max_quanta(member))
@@ -149,7 +150,7 @@ def test_no_step_of_few_sequences_is_below_the_bound_or_what_is_found_by_much(nu
         (one,) = families(pool_of(small_problem(memory_gib=40, space=FLAT), few(random)))
         shared, best = shared_work(one), AllSteps(one).least_ns()
         assert shared.bound_ns <= best
-        step = shortest(one, 2_000, 0.0, NEVER)
+        step = shortest(Packer(one, shared), Effort(24, 500, 20), 0.0, NEVER)
         assert best <= step.time_ns <= 1.05 * best
         same += step.time_ns == best
     assert same > 0.6 * number, (same, number)

@@ -33,8 +33,10 @@ ends, the last one runs backward through them. Neither takes less than the short
 x_k y_k / D of the last stages, h concave. So from Y_0 to Y_1 the group takes at least the chord of h; and as Y_0
 <= Y <= Y_1 there, also the chord + (Y_0 - Y), and the chord + (Y - Y_1): ``chords_between``.
 
-**Long sequences** (``bounds.long_sequence``). A group that holds the longest sequence takes at least a concave
-function H(Y) of its mean work, above h.
+**Long sequences** (``bounds.long_sequence``). A group whose longest sequence has some length or more takes
+at least a concave function H(Y) of its mean work, above h: the same rows with H in the place of h. Groups are
+divided into classes by their longest sequence (``PipelineWorkBound.classes``): a group that holds a long one is
+bounded by H; a group that does not leaves it to others.
 
 **Replicas.** On q <= D replicas in use q Z >= the sum of their times, so constants of each replica count in full.
 """
@@ -51,12 +53,14 @@ from milpplan.lengths.bounds import StageLoads, chord, group_ns, load_bound, lon
 from milpplan.lengths.bounds.long_sequence import MAX_MICRO_BATCHES, LoadBound, LongSequenceBound
 from milpplan.lengths.candidates import SizedCandidate
 from milpplan.lengths.cost_tables import Tables, hull_below, line_of, turns_down
-from milpplan.lengths.search_parameters import ROUNDED_UP, SAFETY
 from milpplan.simulation import FloatArray
 
 MOST_STAGES = 8
 """Maximum number of stages in programs: of deeper pipelines the last stages suffice, as they form a pipeline of
 the same schedule."""
+
+# Factor that covers the rounding of sums in the capacity of micro-batches.
+_MORE = 1.0 + 1e-9
 
 
 def stage_loads(tables: Tables, num_stages: int, max_quanta: int, at: float) -> StageLoads:
@@ -111,7 +115,7 @@ def heaviest(sequence_weights: FloatArray, load: Load, max_quanta: int) -> Float
     weights = (load.counts * sequence_weights)[fits][order]
     capacities = np.arange(MAX_MICRO_BATCHES + 1.0) * max_quanta
     sums = np.interp(capacities, np.append(0.0, np.cumsum(quanta_held)), np.append(0.0, np.cumsum(weights)))
-    return np.asarray(np.diff(sums) * ROUNDED_UP)
+    return np.asarray(np.diff(sums) * _MORE)
 
 
 def tolls(tables: Tables, max_quanta: int) -> FloatArray:
@@ -138,16 +142,22 @@ SHARED_MEMORY_SHARE = 0.3
 """Share of the whole work at which shared-memory bounds are tight."""
 _ALONE, _BESIDE, _EXACT_EFFORT = ((1.0,), 18), ((1.0, SHARED_MEMORY_SHARE), 7), 40
 # Resolution of the stages' shares in programs: coarser for pipelines of at least DEEP stages, whose programs are
-# expensive.
+# expensive, and finer for refined bounds.
 DEEP = 8
 """Number of stages from which programs of all stages are expensive."""
 _STEP, _DEEP_STEP = 0.01, 0.04
-# The longest sequence's load times this is the least load at which its bound is tight; programs of that bound.
-_CLASS_LEAST, _LENGTHENED_EFFORT = 1.2, 60
+# Shares, programs and resolution of refined bounds.
+_FINER, _DEEP_FINER = ((0.6, 0.25), 28, 0.005), ((0.5, 0.25), 12, _DEEP_STEP)
+# Shares of the whole work, or multiples of the sequence, at which bounds of groups with the longest sequence are
+# tight, and programs for each.
+_LONGEST_SHARES, _CLASS_LEAST = (0.7, 0.4), 1.2
+_LONGEST_EFFORT, _LENGTHENED_EFFORT, _STAGES_EFFORT = 48, 60, 160
 # Divisors of an even micro-batch's load at which lines of pipelines are highest.
 _EVEN = (1.0, 3.0, 12.0)
 # Reduction of the number of programs while these lines are compared.
 _TRY = 2
+# Factor that covers the rounding of float sums.
+_SAFETY = 1.0 - 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +181,16 @@ class LinearBounds:
 
 
 @dataclass(frozen=True, slots=True)
+class LengthClass:
+    """Groups whose longest sequence has length index ``first`` to ``end`` - 1."""
+
+    first: int
+    end: int
+    long_bounds: tuple[LongSequenceBound, ...] = ()
+    """Bounds of the replica with the longest sequence, each tight at another work."""
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineWorkBound:
     """Bounds of a pipeline's group by the mean work of its last stages."""
 
@@ -184,8 +204,8 @@ class PipelineWorkBound:
     num_stages: int
     num_replicas: int
     ramp_ns: float
-    long_bounds: tuple[LongSequenceBound, ...] = ()
-    """Bounds of the replica with the workload's longest sequence."""
+    classes: tuple[LengthClass, ...] = ()
+    """Bounds of groups by their longest sequence."""
 
     @staticmethod
     def of(
@@ -220,20 +240,20 @@ class PipelineWorkBound:
                 unbounded = PipelineWorkBound(
                     (), sequence_loads, total_load, stages, num_stages, layout.dp, ramp_ns
                 )
-                by_load[total_load] = unbounded.with_bounds_at((share,), effort // _TRY, step)
+                by_load[total_load] = unbounded.with_bounds_at((share,), effort // _TRY, step, capped=False)
         best = max(by_load.values(), key=lambda bound: bound.at(share * bound.total_load))
-        best = best.with_bounds_at(shares, effort, step)
+        best = best.with_bounds_at(shares, effort, step, capped=False)
         if not exact:
             return best
         exact_bound = load_bound(best.stages, num_stages, ramp_ns, best.total_load, _EXACT_EFFORT, exact=True)
         return replace(best, bounds=(exact_bound,))
 
-    def with_bounds_at(self, shares: Sequence[float], effort: int, step: float) -> PipelineWorkBound:
-        """Return the bound with programs that are tight at ``shares`` of the whole work.
-
-        The programs do not limit what micro-batches hold, so more pipelines share them.
-        """
-        stages = replace(self.stages, most=np.zeros(0))
+    def with_bounds_at(
+        self, shares: Sequence[float], effort: int, step: float, *, capped: bool
+    ) -> PipelineWorkBound:
+        """Return the bound with programs that are tight at ``shares`` of the whole work; ``capped`` programs limit
+        what micro-batches hold, others are reused by more pipelines."""
+        stages = self.stages if capped else replace(self.stages, most=np.zeros(0))
         bounds = []
         for load in (share * self.total_load for share in shares):
             earlier = self.bound_near(load) if self.bounds else None
@@ -250,33 +270,71 @@ class PipelineWorkBound:
         """Return the minimum time of a replica with a work, ns."""
         return self.bound_near(load).at(load)
 
+    def refined(self) -> PipelineWorkBound:
+        """Return the bound with programs that are tight for parts of the work."""
+        return self.with_bounds_at(*(_DEEP_FINER if self.num_stages >= DEEP else _FINER), capped=True)
+
     def with_longest(self, cutoff_ns: float) -> PipelineWorkBound:
         """Return the bound with the term of the workload's longest sequence, tight for the whole workload."""
+        num_lengths = len(self.sequence_loads)
         # A single replica beyond the cutoff needs no better bound; of several replicas the others take less.
         cutoff_ns = cutoff_ns if self.num_replicas == 1 else float("inf")
-        min_load = float(self.stages.last[-1])
-        load = max(self.total_load, _CLASS_LEAST * min_load)
-        bound = long_bound(
-            self.stages, self.num_stages, self.bound_near(load), min_load, load, cutoff_ns, _LENGTHENED_EFFORT
+        long_bound = self.around_long_sequence(num_lengths - 1, self.total_load, _LENGTHENED_EFFORT, cutoff_ns)
+        return replace(self, classes=(LengthClass(num_lengths - 1, num_lengths, (long_bound,)),))
+
+    def around_long_sequence(
+        self, first: int, load: float, effort: int, cutoff_ns: float = float("inf")
+    ) -> LongSequenceBound:
+        """Return the bound of a replica with a sequence of length index ``first`` or longer, tight near a work."""
+        min_load = float(self.stages.last[first])
+        load = max(load, _CLASS_LEAST * min_load)
+        return long_bound(self.stages, self.num_stages, self.bound_near(load), min_load, load, cutoff_ns, effort)
+
+    def divided_by_longest(self, fitting: int) -> PipelineWorkBound:
+        """Return the bound with groups of the first ``fitting`` lengths divided by whether they hold the longest
+        sequence of all."""
+        last = len(self.sequence_loads) - 1
+        if fitting <= last or last == 0:
+            return replace(self, classes=(LengthClass(0, fitting),))
+        # The effort of a program grows with the stages.
+        effort = min(_LONGEST_EFFORT, _STAGES_EFFORT // self.num_stages)
+        long_bounds = tuple(
+            self.around_long_sequence(last, share * self.total_load, effort) for share in _LONGEST_SHARES
         )
-        return replace(self, long_bounds=(bound,))
+        return replace(self, classes=(LengthClass(0, last), LengthClass(last, fitting, long_bounds)))
 
     @property
     def workload_bound_ns(self) -> float:
         """Lower bound of the whole workload, ns."""
-        bound, load = self.bound_near(self.total_load), np.array([self.total_load])
-        groups = [group_ns(long, bound, self.num_replicas, load) for long in self.long_bounds]
-        return max([bound.at(self.total_load), *(float(group[0]) for group in groups)])
+        bounds_ns = [self.at(self.total_load)]
+        for length_class in self.classes:
+            if length_class.end == len(self.sequence_loads):
+                bounds_ns += [values[0] for values in self._ends(length_class, (self.total_load, self.total_load))]
+        return max(bounds_ns)
 
-    def chords_between(self, bounds: LinearBounds, low: float = 0.0, high: float = 1.0) -> LinearBounds:
-        """Add linear bounds of groups with between two shares of the whole work."""
+    def _ends(self, length_class: LengthClass, ends: tuple[float, float]) -> list[list[float]]:
+        """Return the bounds of a group of the class at two amounts of work, ns."""
+        loads, bound = np.array(ends), self.bound_near(sum(ends) / 2)
+        return [
+            group_ns(long_bound, bound, self.num_replicas, loads).tolist()
+            for long_bound in length_class.long_bounds
+        ]
+
+    def chords_between(
+        self, bounds: LinearBounds, low: float = 0.0, high: float = 1.0, length_class: LengthClass | None = None
+    ) -> LinearBounds:
+        """Add linear bounds of groups with between two shares of the whole work, of one class if it is given."""
         ends = low * self.total_load, high * self.total_load
         bound = self.bound_near(sum(ends) / 2)
         rows = _chord_rows(ends, [bound.at(ends[0]), bound.at(ends[1])])
+        if length_class is not None:
+            rows += [row for values in self._ends(length_class, ends) for row in _chord_rows(ends, values)]
         shares = np.array([slope for slope, _ in rows])[:, None] * self.sequence_loads
         shares[:, ~np.isfinite(bounds.shares[0])] = np.inf
-        constants = np.array([constant for _, constant in rows])
-        return LinearBounds(np.concatenate([bounds.shares, shares]), np.concatenate([bounds.constants, constants]))
+        shares = np.concatenate([bounds.shares, shares])
+        if length_class is not None:
+            shares[:, length_class.end :] = np.inf
+        return LinearBounds(shares, np.concatenate([bounds.constants, [constant for _, constant in rows]]))
 
 
 def _chord_rows(ends: tuple[float, float], values: list[float]) -> list[tuple[float, float]]:
@@ -311,9 +369,9 @@ def work_bounds(tables: Tables, strategy: SizedCandidate, max_quanta: int) -> Li
     # Any group holds a sequence, which passes all stages.
     shares.append(np.zeros(len(quanta)))
     constants.append(float(latencies(tables, strategy, max_quanta).min()))
-    table = np.array(shares) * SAFETY
+    table = np.array(shares) * _SAFETY
     table[:, quanta > max_quanta] = np.inf
-    return LinearBounds(table, np.array(constants) * SAFETY)
+    return LinearBounds(table, np.array(constants) * _SAFETY)
 
 
 def _phase(
@@ -365,7 +423,7 @@ def passages(tables: Tables, stages: list[int], max_quanta: int, num_links: int 
                 [np.minimum.accumulate(base[::-1])[::-1][index] + slope * attention for slope, base in options],
                 axis=0,
             )
-    return np.asarray(np.where(fits, total * SAFETY, np.inf))
+    return np.asarray(np.where(fits, total * _SAFETY, np.inf))
 
 
 def latencies(tables: Tables, strategy: SizedCandidate, max_quanta: int) -> FloatArray:

@@ -22,7 +22,7 @@ from milpplan.lengths.dispatch import PlannedBatch
 from milpplan.lengths.dispatch.turn_batches import batch_tables, chosen_candidates
 from milpplan.lengths.records import MicroBatches, RanStep
 from milpplan.lengths.side_by_side.team_quick import lines, quick_step
-from milpplan.lengths.side_by_side.team_search import plan_family
+from milpplan.lengths.side_by_side.team_search import Effort, plan_family
 from milpplan.lengths.side_by_side.teams import Family, SharedTables, TeamStep, families
 from milpplan.lengths.strategy_tables import undominated
 from milpplan.problem import Problem
@@ -30,8 +30,8 @@ from milpplan.simulation import IntArray
 
 # Number of bunches of lengths in the program of a quick bound.
 _BUNCHES = 32
-# Rounds of a search for one batch, fewer than those of a solve, and the gap at which it ends.
-_ROUNDS, _GAP = 700, 5e-3
+# Efforts of a search for one batch, which are lower than those of a solve, and the gap at which it ends.
+_FIRST, _LATER, _GAP = Effort(4, 200, 4), Effort(0, 200, 10), 5e-3
 
 
 class TeamBatches:
@@ -90,7 +90,7 @@ class TeamBatches:
     def _searched(self, counts: IntArray) -> tuple[TeamStep, float]:
         pool = self.family.pool
         load = replace(pool.load, counts=counts)
-        return plan_family(replace(self.family, pool=replace(pool, load=load)), _ROUNDS, _GAP)
+        return plan_family(replace(self.family, pool=replace(pool, load=load)), _FIRST, _LATER, _GAP)
 
     def _quick(self, counts: IntArray, present: IntArray) -> tuple[TeamStep, float]:
         """Plan the batch with tables of the lengths that are ``present`` only."""

@@ -12,26 +12,182 @@ attention.
  3. Sequences of the slots that end last move to those that end first, as long as the estimate improves; then all
     are timed again.
 
-Times are those of ``cost_tables.Timer``, which are exact.
+**Assignment at prices** (``Packer``, ``spread``). Degrees run in descending order, so that teams nest: a team of c
+slots waits only for the teams of more slots around it, and small teams level what large ones leave uneven.
+
+ 1. *Degrees.* Every length goes to the degree with the minimum price, times a factor of the degree.
+ 2. *Teams.* From the largest degree to the smallest, the longest work first, each sequence goes to the team that
+    would finish first.
+ 3. *Micro-batches* of a team: few full ones, or even ones, for every capacity of the degree's strategies, each
+    then under the fastest strategy; the shortest packing is kept.
+
+Times are those of ``packing_local_search.Timer``, which are exact.
 """
 
 from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
-from milpplan.lengths.cost_tables import Timer
-from milpplan.lengths.side_by_side.teams import Family, TeamStep, Turn, simulate_turns
+from milpplan.lengths.side_by_side.teams import Family, SharedWork, TeamStep, Turn, simulate_turns
+from milpplan.lengths.single.packing_local_search import Timer
 from milpplan.simulation import FloatArray, IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedTeam:
+    """The micro-batches of one team by member, and their time in ns."""
+
+    packed: dict[int, IntArray]
+    time_ns: float
+
+
+@dataclass(frozen=True, eq=False)
+class Packer:
+    """A family with the tables that packing uses repeatedly."""
+
+    family: Family
+    shared: SharedWork
+
+    @cached_property
+    def lines(self) -> dict[int, list[AffineTime]]:
+        """Lines of ``team_quick``."""
+        return lines(self.family)
+
+    def members(self, degree: int) -> list[int]:
+        """Return the members of a degree."""
+        pairs = zip(self.family.members, self.family.degrees, strict=True)
+        return [member for member, own in pairs if own == degree]
+
+    @cached_property
+    def prices(self) -> FloatArray:
+        """Minimum price of every length under every degree, [degrees, n] ns over all slots."""
+        rows = np.array(self.family.degrees)
+        return np.array([self.shared.prices[rows == degree].min(axis=0) for degree in self.family.degree_chain])
+
+    @cached_property
+    def sequence_ns(self) -> FloatArray:
+        """Approximate time of a sequence on a team of every degree, [degrees, n] ns."""
+        return np.asarray(self.prices * self.family.num_slots / np.array(self.family.degree_chain)[:, None])
+
+    def pack_teams(self, degree: int, teams: IntArray) -> list[PackedTeam]:
+        """Pack teams of a degree that hold ``teams`` [T, n] sequences; all packings are timed in one call."""
+        quanta = self.family.pool.load.lengths // self.family.pool.load.token_quantum
+        trials = [
+            (team, method(quanta, counts, capacities))
+            for team, counts in enumerate(teams)
+            if counts.any()
+            for capacities in self.capacities[degree]
+            for method in (_full, _even)
+        ]
+        best_packings = [PackedTeam({}, np.inf if counts.any() else 0.0) for counts in teams]
+        if not trials:
+            return best_packings
+        members, rows = self.members(degree), np.concatenate([batches for _, batches in trials])
+        times = np.array([self.times(member, rows) for member in members])
+        # Every micro-batch under the fastest member.
+        best, times_ns = times.argmin(axis=0), times.min(axis=0)
+        end = 0
+        for team, batches in trials:
+            begin, end = end, end + len(batches)
+            time_ns = float(times_ns[begin:end].sum())
+            if time_ns < best_packings[team].time_ns:
+                members_of = best[begin:end]
+                packed = {members[index]: batches[members_of == index] for index in np.unique(members_of).tolist()}
+                best_packings[team] = PackedTeam(packed, time_ns)
+        return best_packings
+
+    @cached_property
+    def capacities(self) -> dict[int, list[IntArray]]:
+        """For every capacity of a degree's members: the capacity of a micro-batch by its longest sequence, [n],
+        which is larger only for a sequence that needs it."""
+        quanta, rooms_of = self.family.pool.load.lengths // self.family.pool.load.token_quantum, {}
+        for degree in self.family.degree_chain:
+            capacities = np.unique([self.family.max_quanta(member) for member in self.members(degree)])
+            needed = capacities[np.minimum(np.searchsorted(capacities, quanta), len(capacities) - 1)]
+            rooms_of[degree] = [np.maximum(needed, capacity) for capacity in capacities]
+        return rooms_of
+
+    def times(self, member: int, rows: IntArray) -> FloatArray:
+        """Return the time of every micro-batch, [v]; infinite where it does not fit."""
+        timer = self.family.timer(member)
+        return np.where(rows @ timer.quanta <= timer.max_quanta, timer.phases(rows).sum(axis=(0, 1)), np.inf)
+
+
+def _full(quanta: IntArray, counts: IntArray, capacities: IntArray) -> IntArray:
+    """Pack sequences by first fit, the longest first."""
+    items = np.repeat(np.arange(len(counts)), counts)[::-1]
+    places: list[int] = []
+    left: list[int] = []
+    for size, capacity in zip(quanta[items].tolist(), capacities[items].tolist(), strict=True):
+        position = next((index for index, space in enumerate(left) if space >= size), len(left))
+        if position == len(left):
+            left.append(capacity)
+        places.append(position)
+        left[position] -= size
+    return _share_rows(places, items, len(left), len(counts))
+
+
+def _even(quanta: IntArray, counts: IntArray, capacities: IntArray) -> IntArray:
+    """Pack sequences, the longest first, into as many micro-batches as the tokens need, each into the emptiest
+    one."""
+    items = np.repeat(np.arange(len(counts)), counts)[::-1]
+    capacity = int(capacities[0])
+    number = max(1, -(-int(quanta @ counts) // capacity))
+    places: list[int] = []
+    left = [capacity] * number
+    for size, own_capacity in zip(quanta[items].tolist(), capacities[items].tolist(), strict=True):
+        position = left.index(max(left))
+        if size > capacity and left[position] == capacity:
+            left[position] = own_capacity
+        if left[position] < size:
+            position = len(left)
+            left.append(own_capacity)
+        places.append(position)
+        left[position] -= size
+    rows = _share_rows(places, items, len(left), len(counts))
+    return rows[rows.any(axis=1)]
+
+
+def _share_rows(places: list[int], items: IntArray, number: int, lengths: int) -> IntArray:
+    """Return micro-batches [v, n] from the micro-batch of every item."""
+    cells = np.bincount(np.array(places) * lengths + items, minlength=number * lengths)
+    return cells.reshape(number, lengths)
+
+
+def spread(packer: Packer, factors: FloatArray, counts: IntArray, block: slice, ends: FloatArray) -> list[Turn]:
+    """Assign ``counts`` [n] sequences to teams inside an aligned ``block`` of slots, by prices of degrees times
+    ``factors``.
+
+    ``ends`` [M] holds when the slots become free, in ns, and is updated.
+    """
+    family, mine = packer.family, ends[block]
+    rows = [row for row, degree in enumerate(family.degree_chain) if degree <= len(mine)]
+    chosen = np.array(rows)[(packer.prices * factors[:, None])[rows].argmin(axis=0)]
+    turns = []
+    for row in rows:
+        degree = family.degree_chain[row]
+        done = mine.reshape(-1, degree).max(axis=1)
+        held = np.zeros((len(done), len(counts)), dtype=np.int64)
+        items = np.repeat(np.arange(len(counts)), np.where(chosen == row, counts, 0))
+        for k in items[np.argsort(-packer.sequence_ns[row, items], kind="stable")].tolist():
+            team = int(done.argmin())
+            held[team, k] += 1
+            done[team] += packer.sequence_ns[row, k]
+        for team, filled in enumerate(packer.pack_teams(degree, held)):
+            index = block.start // degree + team
+            turns += [Turn(member, index, packed) for member, packed in sorted(filled.packed.items())]
+            mine[degree * team : degree * (team + 1)] += filled.time_ns
+    return turns
+
 
 # Number of sequences up to which all parts of the step are tried, the parts, the number of parts for more
 # sequences, the relative idle time at which the trials end, and the number of estimates of the step.
 _FEW, _PARTS, _MANY, _NEAR, _ESTIMATES = 400, (1.0, 1.4, 0.7, 2.0, 0.4), 3, 0.02, 3
-# Spread of the random factors on the costs of degrees.
-_SPREAD = 0.1
 # Number of levelling passes with exact times, and moves in each.
 _PASSES, _MOVES = 3, 48
 # Minimum and maximum share of the difference between two slots that a move may transfer.
@@ -190,31 +346,14 @@ def quick_step(family: Family, lines_of: dict[int, list[AffineTime]]) -> TeamSte
 
 
 def quick_turns(family: Family, lines_of: dict[int, list[AffineTime]]) -> list[Turn]:
-    """Return the turns of the workload, the largest degree first: the best of some parts of the step."""
-    counts, ends = family.pool.load.counts, np.zeros(family.num_slots)
-    few = int(counts.sum()) <= _FEW
-    costs, trials = _Costs.of(family, lines_of, counts, family.num_slots), []
+    """Return the turns of the workload, the largest degree first."""
+    few = int(family.pool.load.counts.sum()) <= _FEW
+    costs, trials = _Costs.of(family, lines_of), []
     for part in _PARTS if few else _PARTS[:_MANY]:
-        trials.append(_Dealt(family, lines_of, costs.chosen(part), counts, ends))
+        trials.append(_Dealt(family, lines_of, costs.chosen(part)))
         if trials[-1].last_ns <= costs.step_ns_without_waits * (1.0 + _NEAR):
             break
-    return min(trials, key=lambda trial: trial.last_ns).turns(0)
-
-
-def dealt_in_block(
-    family: Family,
-    lines_of: dict[int, list[AffineTime]],
-    counts: IntArray,
-    block: slice,
-    ends: FloatArray,
-    random: np.random.Generator,
-) -> list[Turn]:
-    """Return turns of ``counts`` [n] sequences on teams inside an aligned ``block`` of slots, which become free at
-    ``ends`` [M] ns, with random factors on the costs of the degrees: the cheapest need not pack well."""
-    factors = np.exp(random.normal(0.0, _SPREAD, len(family.degree_chain)))[:, None]
-    costs = _Costs.of(family, lines_of, counts, block.stop - block.start)
-    chosen = replace(costs, slot_ns=costs.slot_ns * factors).chosen(np.inf)
-    return _Dealt(family, lines_of, chosen, counts, ends[block]).turns(block.start)
+    return min(trials, key=lambda trial: trial.last_ns).turns()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -229,17 +368,13 @@ class _Costs:
     num_slots: int
 
     @staticmethod
-    def of(family: Family, lines_of: dict[int, list[AffineTime]], counts: IntArray, num_slots: int) -> _Costs:
-        """Build the costs of ``counts`` [n] sequences on so many slots, each under the cheapest strategy of the
-        degree."""
+    def of(family: Family, lines_of: dict[int, list[AffineTime]]) -> _Costs:
+        """Build the costs, each under the cheapest strategy of the degree."""
         load, lines_by_degree = family.pool.load, [lines_of[size] for size in family.degree_chain]
         quanta = load.lengths // load.token_quantum
         costs = np.array([np.min([line.cost(quanta) for line in own], axis=0) for own in lines_by_degree])
         single_ns = np.array([np.min([line.single_ns for line in own], axis=0) for own in lines_by_degree])
-        sizes = np.array(family.degree_chain)[:, None]
-        # Teams of more slots than there are hold nothing.
-        costs, single_ns = (np.where(sizes <= num_slots, values, np.inf) for values in (costs * sizes, single_ns))
-        return _Costs(costs, single_ns, counts, num_slots)
+        return _Costs(costs * np.array(family.degree_chain)[:, None], single_ns, load.counts, family.num_slots)
 
     @property
     def step_ns_without_waits(self) -> float:
@@ -263,43 +398,30 @@ class _Costs:
 
 
 class _Dealt:
-    """``counts`` [n] sequences under the degree that is ``chosen`` [n] for every length, on slots that become free
-    at ``ends`` [m] ns."""
+    """All sequences under the degree that is ``chosen`` [n] for every length."""
 
-    def __init__(
-        self,
-        family: Family,
-        lines_of: dict[int, list[AffineTime]],
-        chosen: IntArray,
-        counts: IntArray,
-        ends: FloatArray,
-    ) -> None:
-        load, self.counts = family.pool.load, counts
+    def __init__(self, family: Family, lines_of: dict[int, list[AffineTime]], chosen: IntArray) -> None:
+        load, num_slots = family.pool.load, family.num_slots
         self.family, self.number, self.quanta = family, len(load.lengths), load.lengths // load.token_quantum
+        ends = np.zeros(num_slots)
         self.degrees: list[_Degree] = []
         for row, size in enumerate(family.degree_chain):
-            if size > len(ends):
-                continue
-            own = np.flatnonzero((chosen == row) & (counts > 0))
-            degree = _Degree(size, self._cheapest_first(lines_of[size], own), self.quanta.tolist(), len(ends))
+            own = np.flatnonzero((chosen == row) & (load.counts > 0))
+            degree = _Degree(size, self._cheapest_first(lines_of[size], own), self.quanta.tolist(), num_slots)
             items = own[np.argsort(-degree.lines[-1].sequence_ns[own], kind="stable")]
             free_ns = ends.reshape(-1, size).max(axis=1)
-            degree.deal(np.repeat(items, counts[items]).tolist(), free_ns.tolist())
+            degree.deal(np.repeat(items, load.counts[items]).tolist(), free_ns.tolist())
             ends = np.repeat(free_ns + degree.timed(family, self.number), size)
             self.degrees.append(degree)
         self.last_ns = self._levelled(ends)
 
-    def turns(self, first_slot: int) -> list[Turn]:
-        """Return what runs where, from some slot on."""
-        return [
-            Turn(turn.member, turn.team + first_slot // degree.size, turn.packed)
-            for degree in self.degrees
-            for turn in degree.turns(self.number)
-        ]
+    def turns(self) -> list[Turn]:
+        """Return what runs where."""
+        return [turn for degree in self.degrees for turn in degree.turns(self.number)]
 
     def _cheapest_first(self, degree_lines: list[AffineTime], own: IntArray) -> list[AffineTime]:
         """Return the lines of a degree from the capacity of the cheapest one for its sequences on."""
-        counts, costs = self.counts[own], [cost.cost(self.quanta)[own] for cost in degree_lines]
+        counts, costs = self.family.pool.load.counts[own], [cost.cost(self.quanta)[own] for cost in degree_lines]
         totals = [float(counts @ np.where(np.isfinite(cost), cost, costs[-1])) for cost in costs]
         return degree_lines[int(np.argmin(totals)) :]
 

@@ -2,10 +2,15 @@
 
 The results are simulated exactly (``teams``), where the bounds come from, too.
 
- 1. *Start*: a quick step (``team_quick``), or whole micro-batches near the solution of the master.
- 2. *Exchanges* of single sequences, by counted rounds: equal sequences get equal steps unless time runs out.
- 3. *Ruin and recreate*: the sequences of a block of slots are dealt anew, with exchanges after; the shorter step
-    is kept.
+ 1. *Start*: a quick step (``team_quick``), or sequences assigned by the prices of the linear bound
+    (``team_quick``), perturbed at random many times, as the cheapest degrees by time need not pack well; or
+    whole micro-batches near the solution of the master.
+ 2. *Exchanges* of single sequences.
+ 3. *Ruin and recreate*: the sequences of the teams inside a block of slots, most often one around the slot that
+    ends last, are assigned anew at perturbed prices, with exchanges after; the shorter step is kept. Exchanges of
+    single sequences cannot merge two micro-batches, or turn two teams into a larger one.
+
+Random numbers are seeded and attempts counted, so that equal sequences get equal steps unless time runs out.
 
 **Exchanges.** Degrees nest, so a slot ends after the sum of all micro-batches that run on it, and the step is the
 maximum of these ends e_s. The objective is
@@ -15,7 +20,7 @@ maximum of these ends e_s. The objective is
 with tau falling from about a hundredth of the step, where all time counts, to a fraction of a thousandth, where
 only the slots that end last count. Exchanges change few ends by one amount each, so many are compared at once: for
 a pair of micro-batches every sequence of one, or none, against every one of the other, or none, at the exact times
-of both (``cost_tables.Timer``). Besides, a micro-batch moves to another team, of any degree, or a new one
+of both (``packing_local_search.Timer``). Besides, a micro-batch moves to another team, of any degree, or a new one
 opens. The best exchange of the pair is made if it improves. Every micro-batch runs under the strategy of its
 degree that recomputes least and holds it. Random numbers are seeded, and rounds are counted.
 
@@ -33,11 +38,10 @@ import numpy as np
 from milpplan.lengths import Load, StrategyTables
 from milpplan.lengths.deadline import NEVER, Deadline
 from milpplan.lengths.records import LengthGroup, SideBySide, TeamTurn
-from milpplan.lengths.side_by_side.team_quick import AffineTime, dealt_in_block, lines, quick_turns
+from milpplan.lengths.side_by_side.team_quick import Packer, quick_turns, spread
 from milpplan.lengths.side_by_side.teams import (
     Family,
     Priced,
-    SharedWork,
     TeamStep,
     Turn,
     families,
@@ -312,25 +316,54 @@ def improved(
     return board.turns(best)
 
 
-# Rounds of exchanges after a block was dealt anew; share of blocks around the slot that ends last; relative excess
-# that a step may have on the way.
-_FEWER, _SLOWEST, _LONGER = 50, 0.7, 5e-4
+# Spread of the random price factors, in turns: small for many sequences, large for few.
+_SPREADS = (0.08, 0.08, 0.3)
 # Share from which a micro-batch is whole; weight of a micro-batch without a share.
 _ONE, _EVEN = 1.0 - 1e-6, 0.3
+# Share of blocks around the slot that ends last; relative excess that a step may have on the way.
+_SLOWEST, _LONGER = 0.7, 5e-4
 
 
-def shortest(family: Family, rounds: int, cutoff_ns: float, deadline: Deadline) -> TeamStep:
-    """Return the shortest step found from a quick step in some rounds; stop at ``cutoff_ns`` or at the
-    ``deadline``."""
-    return improve_turns(family, quick_turns(family, lines(family)), rounds, cutoff_ns, deadline)
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """Counted effort of a search."""
+
+    attempts: int
+    """Random starts."""
+    rounds: int
+    """Rounds of exchanges after the start."""
+    again: int
+    """Repetitions of ruin and recreate."""
+    fewer: int = 50
+    """Rounds of exchanges after each repetition."""
 
 
-def dealt(family: Family, priced: Priced, limit_ns: float) -> list[Turn]:
+def shortest(packer: Packer, effort: Effort, cutoff_ns: float, deadline: Deadline) -> TeamStep:
+    """Return the shortest step found before the ``deadline``, or the first one after it;
+    stop at ``cutoff_ns``."""
+    family = packer.family
+    random = np.random.default_rng(1)
+    quick = quick_turns(family, packer.lines)
+    starts = [(float(_ends(packer, quick).max()), quick)]
+    for attempt in range(effort.attempts):
+        if deadline.passed:
+            break
+        size = _SPREADS[attempt % len(_SPREADS)] if attempt else 0.0
+        ends = np.zeros(family.num_slots)
+        factors = np.exp(random.normal(0.0, size, len(family.degree_chain)))
+        turns = spread(packer, factors, family.pool.load.counts, slice(0, family.num_slots), ends)
+        starts.append((float(ends.max()), turns))
+    _, turns = min(starts, key=lambda start: start[0])
+    return improve_turns(packer, turns, effort, cutoff_ns, deadline)
+
+
+def dealt(packer: Packer, priced: Priced, limit_ns: float) -> list[Turn]:
     """Return turns near the solution of the master.
 
     Whole micro-batches near its shares each take the degree with the minimum of slot time below the limit; they
     are assigned in order of degree and time, the largest first.
     """
+    family = packer.family
     degrees = [Degree.of(family, degree) for degree in family.degree_chain]
     batches = []
     for counts in _whole(family.pool.load, priced):
@@ -367,19 +400,22 @@ def _whole(load: Load, priced: Priced) -> list[IntArray]:
 
 
 def improve_turns(
-    family: Family, turns: list[Turn], rounds: int, cutoff_ns: float, deadline: Deadline, seed: int = 1
+    packer: Packer, turns: list[Turn], effort: Effort, cutoff_ns: float, deadline: Deadline, seed: int = 1
 ) -> TeamStep:
-    """Return the exact step of nested ``turns`` after some rounds of exchanges, half of them after sequences of a
-    block of slots were dealt anew."""
-    short_ns, random, lines_of = cutoff_ns - family.fixed_cost_ns, np.random.default_rng(seed), lines(family)
-    current = best = improved(family, turns, rounds // 2, short_ns, deadline, seed)
-    best_ns = _ends(family, best).max()
-    for repetition in range(rounds // 2 // _FEWER):
+    """Improve nested ``turns`` by steps 2 and 3."""
+    family = packer.family
+    random = np.random.default_rng(seed)
+    short_ns = cutoff_ns - family.fixed_cost_ns
+    current = improved(family, turns, effort.rounds, short_ns, deadline, seed)
+    end_ns = float(_ends(packer, current).max())
+    best, best_ns = current, end_ns
+    for repetition in range(effort.again):
         if best_ns <= short_ns or deadline.passed:
             break
-        anew = _dealt_anew(family, lines_of, current, random)
-        candidate = improved(family, anew, _FEWER, short_ns, deadline, repetition)
-        candidate_ns = _ends(family, candidate).max()
+        candidate = improved(
+            family, _dealt_anew(packer, current, random, repetition), effort.fewer, short_ns, deadline, repetition
+        )
+        candidate_ns = float(_ends(packer, candidate).max())
         if candidate_ns <= best_ns * (1.0 + _LONGER):
             current = candidate
         if candidate_ns < best_ns:
@@ -387,39 +423,38 @@ def improve_turns(
     return simulate_turns(family, best)
 
 
-def _dealt_anew(
-    family: Family, lines_of: dict[int, list[AffineTime]], turns: list[Turn], random: np.random.Generator
-) -> list[Turn]:
-    """Return the turns with those of the teams inside a block of slots dealt anew, most often around the slot that
-    ends last: exchanges cannot merge two micro-batches, or turn two teams into a larger one."""
-    slot = int(_ends(family, turns).argmax() if random.random() < _SLOWEST else random.integers(family.num_slots))
+def _dealt_anew(packer: Packer, turns: list[Turn], random: np.random.Generator, repetition: int) -> list[Turn]:
+    """Return the turns with those of the teams inside a block of slots assigned anew."""
+    family = packer.family
+    ends = _ends(packer, turns)
+    slot = int(ends.argmax() if random.random() < _SLOWEST else random.integers(family.num_slots))
     size = int(random.choice([degree for degree in family.degree_chain if degree > 1]))
     block = slice(slot // size * size, slot // size * size + size)
-    outside, counts = [], np.zeros_like(family.pool.load.counts)
-    for turn in turns:
-        slots = family.slots(turn)
-        if block.start <= slots.start and slots.stop <= block.stop:
-            counts = counts + turn.packed.sum(axis=0)
-        else:
-            outside.append(turn)
-    if not counts.any():
-        return outside
-    return outside + dealt_in_block(family, lines_of, counts, block, _ends(family, outside), random)
+    inside_block = [
+        block.start <= family.slots(own).start and family.slots(own).stop <= block.stop for own in turns
+    ]
+    outside = [own for own, is_inside in zip(turns, inside_block, strict=True) if not is_inside]
+    counts = sum(
+        (own.packed.sum(axis=0) for own, is_inside in zip(turns, inside_block, strict=True) if is_inside),
+        np.zeros_like(family.pool.load.counts),
+    )
+    factors = np.exp(random.normal(0.0, _SPREADS[repetition % len(_SPREADS)], len(family.degree_chain)))
+    return outside + spread(packer, factors, counts, block, _ends(packer, outside))
 
 
-def _ends(family: Family, turns: list[Turn]) -> FloatArray:
+def _ends(packer: Packer, turns: list[Turn]) -> FloatArray:
     """Return the end of every slot, [M] ns: teams nest, so it is the sum of what runs on it."""
-    ends = np.zeros(family.num_slots)
+    ends = np.zeros(packer.family.num_slots)
     for turn in turns:
-        ends[family.slots(turn)] += family.timer(turn.member).phases(turn.packed).sum()
+        ends[packer.family.slots(turn)] += packer.times(turn.member, turn.packed).sum()
     return ends
 
 
 VISITS = 10
 """Maximum number of times that a family is packed or proved."""
 
-# Rounds of exchanges of the first and of later searches.
-_FIRST_ROUNDS, _LATER_ROUNDS = 1_000, 4_000
+# Effort of the first and of later searches.
+_FIRST_EFFORT, _LATER_EFFORT = Effort(24, 500, 10), Effort(0, 1000, 60)
 # Maximum number of proofs of one family, and the relative gap that triggers another one.
 _TURNS, _FAR = 2, 0.04
 # Shares of the gap that are left open at first, and later.
@@ -450,9 +485,7 @@ class BestTeams:
 class _Open:
     """State of a family in the search."""
 
-    family: Family
-    shared: SharedWork
-    """Its linear bound."""
+    packer: Packer
     bound_ns: float
     """Lower bound of its steps."""
     visits: int = 0
@@ -464,7 +497,7 @@ class _Open:
     def of(family: Family) -> _Open:
         """Start with the linear bound."""
         shared = shared_work(family)
-        return _Open(family, shared, shared.bound_ns)
+        return _Open(Packer(family, shared), shared.bound_ns)
 
     def is_open(self, below_ns: float, gap: float, max_visits: int) -> bool:
         """Return whether the family may improve on ``below_ns`` within a number of visits."""
@@ -501,20 +534,20 @@ class TeamSearch:
         )
 
 
-def plan_family(family: Family, rounds: int, gap: float) -> tuple[TeamStep, float]:
-    """Return a step of one family and the bound of all its steps in ns, by so many ``rounds`` of each search.
+def plan_family(family: Family, first: Effort, later: Effort, gap: float) -> tuple[TeamStep, float]:
+    """Return a step of one family and the bound of all its steps in ns, by counted effort.
 
     The step is improved until it is within the ``gap``, once, or a few times while it is far from the bound.
     """
     state = _Open.of(family)
-    step = shortest(family, rounds, state.bound_ns / (1.0 - gap), NEVER)
+    step = shortest(state.packer, first, state.bound_ns / (1.0 - gap), NEVER)
     for attempt in range(_TURNS):
         limit_ns = (step.time_ns + state.bound_ns) / 2 if attempt else step.time_ns
-        proof = priced(family, state.shared, limit_ns, NEVER)
+        proof = priced(family, state.packer.shared, limit_ns, NEVER)
         state.bound_ns = max(state.bound_ns, proof.bound_ns)
         if len(proof.rows) and state.bound_ns < step.time_ns * (1.0 - gap):
-            turns = dealt(family, proof, limit_ns)
-            reworked_step = improve_turns(family, turns, rounds, state.bound_ns / (1.0 - gap), NEVER)
+            turns = dealt(state.packer, proof, limit_ns)
+            reworked_step = improve_turns(state.packer, turns, later, state.bound_ns / (1.0 - gap), NEVER)
             step = min(step, reworked_step, key=_time_ns)
         if state.bound_ns >= step.time_ns * (1.0 - _FAR):
             break
@@ -525,21 +558,21 @@ def _visit(state: _Open, below_ns: float, gap: float, deadline: Deadline) -> Non
     """Search a shorter step of the family, or prove a higher bound and build a step from its solution."""
     state.visits += 1
     if state.visits == 1:
-        state.step = shortest(state.family, _FIRST_ROUNDS, state.bound_ns / (1.0 - gap * _CLOSE), deadline)
+        state.step = shortest(state.packer, _FIRST_EFFORT, state.bound_ns / (1.0 - gap * _CLOSE), deadline)
         return
     if state.visits % 2 == 0:
         # First all steps below the best one, then the shorter half of the open range.
         limit_ns = below_ns if state.visits == 2 else (below_ns + state.bound_ns) / 2
-        proof = priced(state.family, state.shared, limit_ns, deadline)
+        proof = priced(state.packer.family, state.packer.shared, limit_ns, deadline)
         state.bound_ns = max(state.bound_ns, proof.bound_ns)
         if state.bound_ns >= limit_ns or not len(proof.rows):
             return
-        turns = dealt(state.family, proof, limit_ns)
+        turns = dealt(state.packer, proof, limit_ns)
     else:
         assert state.step is not None
         turns = list(state.step.turns)
     step = improve_turns(
-        state.family, turns, _LATER_ROUNDS, state.bound_ns / (1.0 - gap * _CLOSE), deadline, state.visits
+        state.packer, turns, _LATER_EFFORT, state.bound_ns / (1.0 - gap * _CLOSE), deadline, state.visits
     )
     state.step = step if state.step is None else min(state.step, step, key=_time_ns)
 

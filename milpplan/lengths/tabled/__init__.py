@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 from milpplan.library import lazy_exports
 
 if TYPE_CHECKING:
-    from milpplan.lengths.tabled.levelled import pack
+    from milpplan.lengths.tabled.levelled import pack, pack_around
     from milpplan.lengths.tabled.local_search import (
-        Replica,
+        balance,
+        exchange_pairs,
         first_packings,
-        improved,
-        improved_packings,
-        improved_replicas,
+        has_single_micro_batches,
     )
     from milpplan.lengths.tabled.problem import (
         FloatArray,
