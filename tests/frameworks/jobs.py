@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -163,9 +165,18 @@ def stepped(place: Path, script: str, program: tuple[str, str], watcher: str, **
     command.chmod(0o755)
     watching.write_text(watcher, encoding="utf-8")
     environment = os.environ | {"PATH": f"{seat}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"} | variables
-    run = subprocess.run(["bash", script], cwd=place, env=environment, capture_output=True, text=True, timeout=300)
-    said = [json.loads(line[8:]) for line in run.stdout.splitlines() if line.startswith("STEPPED ")]
-    assert len(said) == 2, run.stdout[-2000:] + run.stderr[-4000:]
+    pipe = subprocess.PIPE
+    # A group of its own, which ends whole: a trainer that is left behind keeps the port of the next test.
+    with subprocess.Popen(
+        ["bash", script], cwd=place, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=300)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    said = [json.loads(line[8:]) for line in output.splitlines() if line.startswith("STEPPED ")]
+    assert len(said) == 2, output[-2000:] + errors[-4000:]
     return said
 
 
