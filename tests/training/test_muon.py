@@ -210,7 +210,8 @@ def test_bulk_bounds_and_traffic_know_the_update(seed: int) -> None:
         problem = real_problem(random)
     problem = with_host(by_muon(problem, MODES[seed % 3]))
     layouts = [switched(random, problem, random_layout(random, problem)) for _ in range(12)]
-    layouts = [layout.model_copy(update={"zero_stage": min(layout.zero_stage, 1)}) for layout in layouts]
+    kept = {"keep_weights": False}
+    layouts = [layout.model_copy(update={"zero_stage": min(layout.zero_stage, 1), **kept}) for layout in layouts]
     assert_consumers_agree(problem, layouts, random)
 
 
