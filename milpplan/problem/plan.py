@@ -205,7 +205,7 @@ class Layout(Record):
     attention (DeepSpeed-Ulysses); ``cp / ulysses`` ranks pass keys and values around a ring. 1: the ring alone.
     cp: the all-to-alls alone. Megatron-LM's ``--cp-comm-type`` p2p, a2a, and a2a+p2p between them."""
     expert_dispatch: ExpertDispatch = "default"
-    """Way of tokens to experts on other ranks. ``deepep``: once to each domain that holds some of a token's
+    """Dispatch of tokens to experts on other ranks. ``deepep``: once to each domain that holds some of a token's
     experts; ``alltoall``: once to each of its experts; ``allgather``: every rank gathers all tokens. ``default``:
     the first or second, as ``Software.deduplicated_dispatch`` says."""
     offload_weights: bool = False
