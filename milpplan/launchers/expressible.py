@@ -43,7 +43,7 @@ def model_differences(first: ModelSpec, other: ModelSpec) -> list[str]:
 
     Names do not matter, nor published layers of multi-token prediction, and positions only if they are learned.
     """
-    apart = {"name", "default_sequence_length", "schema_version", "layers", "ignored_keys"}
+    apart = {"name", "default_sequence_length", "schema_version", "layers", "ignored_keys", "stored_weights"}
     apart |= {"num_nextn_predict_layers", "embedding_dropout", "attention_dropout"}
     fields = set(ModelSpec.model_fields) - apart
     fields |= {"drops_embedding", "drops_scores"}

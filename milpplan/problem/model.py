@@ -370,6 +370,8 @@ class ModelSpec(Record):
     """Layers of multi-token prediction of the published model; ``Job.mtp_layers`` says how many are trained."""
     vision: VisionEncoder | None = None
     """Encoder of images, which runs on the first stage before the embedding is filled in."""
+    stored_weights: Annotated[str, Field(max_length=100)] | None = None
+    """Format of the published checkpoint's weights where it is not the trained one; a loader converts them."""
     ignored_keys: tuple[Annotated[str, Field(max_length=200)], ...] = Field(default=(), max_length=100)
     """Keys of the Hugging Face config that the user ignored; this model lacks their effects."""
 

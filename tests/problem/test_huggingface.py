@@ -372,6 +372,42 @@ def test_settings_without_a_field_are_refused(name: str, changes: dict[str, Any]
         model_from_config(config_of(name) | changes, name)
 
 
+STORED_AS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}, "fp8"),
+    ({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, "mxfp4"),
+    ({"producer": {"name": "modelopt"}, "quant_algo": "NVFP4", "kv_cache_scheme": "FP8"}, "modelopt (NVFP4)"),
+    ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "compressed-tensors (pack-quantized)"),
+)
+
+
+@pytest.mark.parametrize(("stored", "words"), STORED_AS)
+def test_the_format_of_a_checkpoint_costs_nothing(stored: dict[str, Any], words: str) -> None:
+    """DeepSeek's and OpenAI's files say how weights are stored: the model is the one without, and names it."""
+    config = config_of("deepseek-v3")
+    plain, model = (model_from_config(other, "d") for other in (config, config | {"quantization_config": stored}))
+    assert model.stored_weights == words
+    assert model.model_copy(update={"stored_weights": None}) == plain
+    inside = {"model_type": "mistral3", "text_config": config | {"quantization_config": stored}}
+    assert model_from_config(inside, "d") == model
+
+
+@pytest.mark.parametrize(
+    ("stored", "seen"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "the method is 'bitsandbytes'"),
+        ({"quant_method": "gptq", "bits": 4}, "the method is 'gptq'"),
+        ({"bits": 4}, "the method is None"),
+        ({"quant_method": ["fp8"]}, "the method is"),
+        ({"quant_method": "fp8", "sparsity_config": {"format": "2:4"}}, "'sparsity_config' not understood"),
+        (4, "quantization_config is 4"),
+    ],
+)
+def test_formats_that_training_keeps_are_refused(stored: object, seen: str) -> None:
+    """Base weights of few bits beside adapters, and settings that say more than a format, are refused by name."""
+    with pytest.raises(InvalidInputError, match=seen):
+        model_from_config(config_of("llama3-8b") | {"quantization_config": stored}, "l")
+
+
 @pytest.mark.parametrize("config", [None, [], "llama", 3, {}, {"architectures": []}, {"text_config": 1}])
 def test_no_config_at_all(config: object) -> None:
     """Whatever is not a config is refused with the same kind of error."""

@@ -22,6 +22,8 @@ from milpplan.problem.huggingface.defaults import (
     MTP_LAYERS,
     OBSTACLES,
     SCORED,
+    STORED,
+    STORED_KEYS,
     UNPRICED,
     without_effect,
 )
@@ -56,6 +58,8 @@ _CLASS_NAMES = {
 _TEXT_PART = {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "llama4": "llama4_text"}
 """Model type of the text part of multimodal configs that do not name it."""
 _TOWER = "vision_config"
+MAX_DETAIL = 40
+"""Characters of a stored format's name that are shown."""
 CAUSAL_TEXT = {"use_bidirectional_attention": "vision"}
 """Values beside those of ``FIXED`` that change nothing for tokens of text."""
 
@@ -96,12 +100,13 @@ def model_from_config(config: object, name: str, ignore: Collection[str] = ()) -
         mtp_layers = 0
     if suffix is not None:
         model, mtp_layers = _with_scores(model, fields, suffix), 0
-    _check_keys(config, fields, family)
-    if mtp_layers:
-        model = model.model_copy(update={"num_nextn_predict_layers": mtp_layers})
+    outer = Fields(config if isinstance(config.get("text_config"), Mapping) else {}, source)
+    stored = _stored_weights(fields) or _stored_weights(outer)
+    _check_keys(config, fields, outer, family)
+    update: dict[str, object] = {"num_nextn_predict_layers": mtp_layers} if mtp_layers else {}
     if encoder is not None:
-        model = model.model_copy(update={"vision": encoder})
-    return model.model_copy(update={"ignored_keys": tuple(ignored)}) if ignored else model
+        update["vision"] = encoder
+    return model.model_copy(update=update | {"ignored_keys": tuple(ignored), "stored_weights": stored})
 
 
 def _has(config: Mapping[str, object], key: str) -> bool:
@@ -199,14 +204,41 @@ def _check_class(
     return None
 
 
-def _check_keys(config: Mapping[str, object], fields: Fields, family: str) -> None:
+def _stored_weights(fields: Fields) -> str | None:
+    """Name the format in which the checkpoint stores weights; None if it stores them as they are trained.
+
+    Raises:
+        InvalidInputError: a format that training keeps, or a key that may say more than a format.
+    """
+    for key in ("quantization_config", "compression_config"):
+        values = fields.value(key)
+        if not isinstance(values, Mapping):
+            fields.must_be(key, None, "an object describes how the checkpoint is stored")
+            continue
+        values = {name: value for name, value in values.items() if value not in (None, {}, [], "")}
+        own = Fields(values, f"{fields.source}, {key}")
+        producer = own.value("producer")
+        by_producer = producer.get("name") if isinstance(producer, Mapping) else None
+        method = own.value("quant_method") or by_producer
+        if not isinstance(method, str) or method not in STORED:
+            raise own.refuse(
+                f"the method is {shown(method)}.",
+                f"Expected {', '.join(sorted(STORED))}: they say how a checkpoint is stored. Other methods keep a "
+                "frozen base in few bits beside adapters, which is not priced.",
+            )
+        if unknown := sorted(map(shown, {*values} - STORED_KEYS)):
+            raise own.refuse(f"{', '.join(unknown)} not understood.", "Expected keys of the stored format.")
+        detail = own.value("quant_algo") or own.value("format")
+        return f"{method} ({detail})" if isinstance(detail, str) and len(detail) <= MAX_DETAIL else str(method)
+    return None
+
+
+def _check_keys(config: Mapping[str, object], fields: Fields, outer: Fields, family: str) -> None:
     """Refuse every key that is neither priced nor known to leave the cost unchanged.
 
     Raises:
         InvalidInputError: keys are left; all of them are named.
     """
-    wrapped = isinstance(config.get("text_config"), Mapping)
-    outer = Fields(config if wrapped else {}, fields.source)
     for key, (expected, reason) in FIXED.items():
         for level in (fields, outer):
             if level.value(key) != CAUSAL_TEXT.get(key, expected):

@@ -300,13 +300,29 @@ FUSED = ("flash_attention_2", "flash_attention_3", "flash_attention_4", "sdpa", 
 """Values of ``attn_implementation`` that are priced as fused attention."""
 
 UNPRICED: dict[str, str] = {
-    "quantization_config": "weights in another format have other bytes, products and states",
-    "compression_config": "weights in another format have other bytes, products and states",
     "vision_config": "the image tower is not priced",
     "audio_config": "the audio tower is not priced",
     "per_layer_config": "layers that differ in other ways than listed are not priced",
 }
 """Keys of known parts that no description has a field for."""
+
+STORED: Final = frozenset(["fp8", "mxfp8", "mxfp4", "nvfp4", "compressed-tensors", "modelopt"])
+"""Methods of ``quantization_config`` that say how a published checkpoint is stored. Loaders of training make the
+job's precision of it. Other methods (bitsandbytes, GPTQ, AWQ) keep the base in few bits beside adapters.
+
+Source: Megatron-Bridge@067f987d models/conversion/quantization_utils.py, NeMo Automodel@36044ad3
+_transformers/auto_model.py, torchtitan@b5bcd76c models/{deepseek_v3,gpt_oss}/state_dict_adapter.py.
+"""
+
+STORED_KEYS: Final = frozenset(
+    [
+        *("quant_method", "quant_algo", "moe_quant_algo", "kv_cache_quant_algo", "kv_cache_scheme", "version"),
+        *("activation_scheme", "fmt", "format", "scale_fmt", "weight_block_size", "group_size", "config_groups"),
+        *("quantized_layers", "ignore", "exclude_modules", "modules_to_not_convert", "producer", "dequantize"),
+        *("global_compression_ratio", "quantization_status"),
+    ]
+)
+"""Keys within ``quantization_config`` that describe the stored format alone."""
 
 OBSTACLES: Final = {
     "falcon_h1": ("Mamba-2 beside attention in every layer", "llama"),

@@ -98,8 +98,9 @@ def model_text(model: ModelSpec) -> str:
         if published
         else ""
     )
+    stored = f" Stored as {model.stored_weights}, trained in the job's precision." if model.stored_weights else ""
     left_out = f" Ignored, whatever it costs: {', '.join(model.ignored_keys)}." if model.ignored_keys else ""
-    return f"{model.name}: {total:,} parameters ({count_text(total)}){each}.{mtp}{left_out}"
+    return f"{model.name}: {total:,} parameters ({count_text(total)}){each}.{mtp}{stored}{left_out}"
 
 
 def _is_file(path: Path) -> bool:

@@ -54,7 +54,13 @@ def simulation_blocks(
 
 
 def ignored_keys_blocks(problem: Problem) -> Iterator[Block]:
-    """Name the keys of the model's config that the user ignored: their cost is not in the answer."""
+    """Name the keys of the model's config that the user ignored, whose cost is not in the answer, and the stored
+    format of its weights, which costs nothing."""
+    if problem.model.stored_weights:
+        trained = f"trained in {problem.job.precision}"
+        yield Fact(
+            "weights", printable(f"{problem.model.stored_weights} in the checkpoint; {trained}, as the job says")
+        )
     if problem.model.ignored_keys:
         keys = ", ".join(problem.model.ignored_keys)
         yield Fact("ignored", printable(f"{keys} of the model's config: what they add is not priced"))
