@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from milpplan import Layout, Problem, simulate
+from benchmarks.switches import mtp_share
+from milpplan import Layout, Problem
 from milpplan.cli.app import app
 from milpplan.communication import wires
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers import ImportRequest, restrict
 from milpplan.launchers.megatron.rules import stage_layers, stage_string
 from milpplan.launchers.megatron_bridge.launcher import MegatronBridge, imported
-from milpplan.problem import Lora, ModelSpec
+from milpplan.problem import Lora
 from milpplan.simulation import LayoutColumns
 from milpplan.simulation.layers import (
     EXPOSED,
@@ -117,27 +118,7 @@ def test_ling_mini_pays_its_published_share() -> None:
     Source: inclusionAI/Ling-V2, README.md and examples/pretrain/run_pretrain_4k.sh. On 16 GPUs its run without the
     layer is 2.4 times as fast as on 8, so its settings differ there, and the pair is no comparison.
     """
-    attention: dict[str, Any] = {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128}
-    attention |= {"type": "gqa", "qk_norm": "per_head"}
-    experts = {"type": "moe", "num_experts": 256, "num_experts_per_tok": 8, "intermediate_size": 512}
-    dense = {"type": "dense", "intermediate_size": 5120}
-    model = ModelSpec.model_validate(
-        {
-            "name": "ling-mini-2.0",
-            "hidden_size": 2048,
-            "vocab_size": 157_184,
-            "max_position_embeddings": 4096,
-            "layers": [
-                {"count": 1, "attention": attention, "mlp": dense},
-                {"count": 19, "attention": attention, "mlp": experts | {"shared_intermediate_size": 512}},
-            ],
-        }
-    )
-    problem = problem_of(model, "dgx-h100", precision="fp8", num_gpus=8, global_batch_size=128)
-    overlaps = {"overlap_grad_reduce": True, "overlap_param_gather": True}
-    plan = even_plan(problem, Layout(ep=8, dp=8, global_batch_size=128, zero_stage=1, **overlaps), selective=20)
-    share = simulate(predicting(problem), plan).step_time_s / simulate(problem, plan).step_time_s
-    assert share == pytest.approx(128_298 / 109_532, abs=0.01)
+    assert mtp_share() == pytest.approx(128_298 / 109_532, abs=0.01)
 
 
 @pytest.mark.parametrize("case", range(len(PREDICTING)))

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.switches import moonlight
 from milpplan import Layout, Problem, simulate
 from milpplan.cli.app import app
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.explain.why_not import WORDS
 from milpplan.launchers import ImportRequest, restrict
 from milpplan.launchers.megatron.launcher import Megatron, imported, torchrun_script
-from milpplan.problem import Lora, ModelSpec
+from milpplan.problem import Lora
 from milpplan.simulation import LayoutColumns, matrix_updates, states
 from milpplan.simulation.layers import hidden_matrices, layer_parameters, total_parameters
 from milpplan.simulation.layout_costs import layout_costs
@@ -46,25 +47,6 @@ def by_muon(problem: Problem, mode: str = "duplicated") -> Problem:
     """The problem with the optimizer Muon, on fp32 states."""
     changes = {"optimizer": "muon", "muon_tp_mode": mode}
     return problem.model_copy(update={"job": problem.job.model_copy(update=changes)})
-
-
-def moonlight() -> ModelSpec:
-    """Moonlight-16B-A3B; source: config.json of moonshotai/Moonlight-16B-A3B on the hub."""
-    attention: dict[str, Any] = {
-        "type": "mla",
-        "num_attention_heads": 16,
-        "q_lora_rank": None,
-        "kv_lora_rank": 512,
-    }
-    attention |= {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
-    experts = {"type": "moe", "num_experts": 64, "num_experts_per_tok": 6, "intermediate_size": 1408}
-    dense = {"type": "dense", "intermediate_size": 11264}
-    layers = [
-        {"count": 1, "attention": attention, "mlp": dense},
-        {"count": 26, "attention": attention, "mlp": experts | {"shared_intermediate_size": 2816}},
-    ]
-    fields = {"name": "moonlight", "hidden_size": 2048, "vocab_size": 163840, "max_position_embeddings": 8192}
-    return ModelSpec.model_validate(fields | {"layers": layers})
 
 
 @pytest.mark.parametrize("case", MODEL_HARDWARE)

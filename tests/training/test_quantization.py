@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from milpplan import HardwareSpec, Problem, simulate
+from benchmarks.switches import FORMAT_PAIRS, format_steps, measured_s
+from milpplan import HardwareSpec, Problem
 from milpplan.cli.app import app
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers import restrict
@@ -19,7 +20,6 @@ from milpplan.problem import NO_MODULES, PRECISIONS, QUANTIZATIONS, Accelerator,
 from milpplan.simulation import states
 from milpplan.simulation.layers import Part, Phase, layer_activations, layer_seconds
 from milpplan.simulation.layers.kernels import gemm_s
-from milpplan.validation.runs import state
 from milpplan.validation.terms import used_terms
 from tests.amounts import long_but
 from tests.consumers import assert_consumers_agree
@@ -30,7 +30,6 @@ from tests.optimize.problems import random_problem
 from tests.optimize.test_optimality import BACKENDS, check
 from tests.simulation.cases import columns_of, problem_of, random_layout, shipped_hardware
 from tests.simulation.test_bulk import switched, with_host
-from tests.validation.cases import shipped_runs
 
 QUANTIZED = PRECISIONS[1:]
 
@@ -93,36 +92,14 @@ def test_passes_and_rates_by_hand() -> None:
     assert net["nvfp4"] < 0.75 * net["fp8"] < 0.6 * net["bf16"]
 
 
-PAIRS = (
-    ("bridge-25.09-pretrain-L607", "bridge-25.09-pretrain-L607b", "mxfp8", 0.02),
-    ("bridge-25.11-pretrain-L565", "bridge-25.11-pretrain-L565b", "mxfp8", 0.02),
-    ("bridge-25.11-pretrain-L552", "bridge-25.11-pretrain-L552b", "mxfp8", 0.02),
-    ("bridge-25.09-pretrain-L619", "bridge-25.09-pretrain-L619b", "mxfp8", 0.02),
-    ("bridge-25.11-pretrain-L579", "bridge-25.11-pretrain-L579b", "mxfp8", 0.02),
-    ("bridge-25.09-pretrain-L611", "bridge-25.09-pretrain-L611b", "mxfp8", 0.06),
-    ("bridge-25.09-pretrain-L622", "bridge-25.09-pretrain-L622b", "mxfp8", 0.07),
-    ("bridge-26.02-pretrain-L499", "bridge-26.02-pretrain-L495", "nvfp4", 0.13),
-    ("bridge-26.02.01-pretrain-L416", "bridge-26.02.01-pretrain-L412", "nvfp4", 0.1),
-)
-"""Runs of NVIDIA's performance summaries of Megatron-Bridge under one plan: fp8 with a scale a tensor, the other
-format, and the error of the ratio of their steps. The first five fitted ``mxfp8``; no run fitted ``nvfp4``."""
-
-
 def test_published_ratios() -> None:
     """Steps in MXFP8 and NVFP4 over those in fp8 under one plan; NVFP4's own steps are met within 3 %."""
-    runs = {run.id: run for run in shipped_runs().runs}
-    for base, other, precision, error in PAIRS:
-        stated = state(runs[base], stacks=False)
-        steps = [
-            simulate(in_format(stated.problem, name), stated.plan).step_time_s
-            for name in ("fp8-tensorwise", precision)
-        ]
-        measured = [run.measured.step_time_s for run in (runs[base], runs[other])]
-        assert measured[0] is not None
-        assert measured[1] is not None
-        assert steps[1] / steps[0] == pytest.approx(measured[1] / measured[0], rel=error)
+    for base, other, precision, error in FORMAT_PAIRS:
+        steps = format_steps(base, precision)
+        measured = measured_s(other)
+        assert steps[1] / steps[0] == pytest.approx(measured / measured_s(base), rel=error)
         if precision == "nvfp4":
-            assert steps[1] == pytest.approx(measured[1], rel=0.03)
+            assert steps[1] == pytest.approx(measured, rel=0.03)
 
 
 @pytest.mark.parametrize("backend", long_but(("highs",), BACKENDS))
