@@ -44,7 +44,7 @@ def model_differences(first: ModelSpec, other: ModelSpec) -> list[str]:
     Names do not matter, nor published layers of multi-token prediction, and positions only if they are learned.
     """
     apart = {"name", "default_sequence_length", "schema_version", "layers", "ignored_keys", "stored_weights"}
-    apart |= {"num_nextn_predict_layers", "embedding_dropout", "attention_dropout"}
+    apart |= {"num_nextn_predict_layers", "mtp_layer", "embedding_dropout", "attention_dropout"}
     fields = set(ModelSpec.model_fields) - apart
     fields |= {"drops_embedding", "drops_scores"}
     if not first.learned_positions:

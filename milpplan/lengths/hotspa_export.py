@@ -330,7 +330,7 @@ def _is_special(attention: Mixer) -> bool:
         attention.qkv_bias
         or attention.output_bias
         or attention.sinks
-        or attention.output_gate
+        or attention.gate_dim > 0
         or attention.sliding_window
         or attention.v_head_dim
         or attention.keys_are_values

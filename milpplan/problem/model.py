@@ -41,6 +41,13 @@ class GroupedQueryAttention(Record):
     keys of its own chunk (Llama 4)."""
     output_gate: bool = False
     """A gate as wide as the queries, projected from the input, multiplies the output (Qwen3-Next)."""
+    head_gate: bool = False
+    """A gate of one number for each head, projected from the input, multiplies the output (Step-3.5)."""
+
+    @property
+    def gate_dim(self) -> int:
+        """Width of a head's gate; 0 without one."""
+        return self.value_dim if self.output_gate else int(self.head_gate)
 
     @property
     def value_dim(self) -> int:
@@ -56,6 +63,8 @@ class GroupedQueryAttention(Record):
             )
         if self.keys_are_values and self.value_dim != self.head_dim:
             raise ValueError(f"values that are keys have their width, and v_head_dim is {self.v_head_dim}")
+        if self.output_gate and self.head_gate:
+            raise ValueError("output_gate and head_gate are both true: one gate multiplies the output")
         if self.chunked and self.sliding_window is None:
             raise ValueError("chunked attention needs the size of a chunk, sliding_window")
         return self
@@ -263,7 +272,7 @@ class LayerRun(Record):
     def has_known_adapters(self) -> bool:
         """True if ``linear_modules`` names all matrices that people adapt in a layer."""
         attention = isinstance(self.attention, GroupedQueryAttention | LatentAttention)
-        gated = getattr(self.attention, "output_gate", False)
+        gated = getattr(self.attention, "gate_dim", 0) > 0
         return attention and not gated and self.mlp.type != "none" and not getattr(self.mlp, "latent_size", None)
 
     @property
@@ -368,6 +377,8 @@ class ModelSpec(Record):
     default_sequence_length: PositiveInt = 4096
     num_nextn_predict_layers: Count = 0
     """Layers of multi-token prediction of the published model; ``Job.mtp_layers`` says how many are trained."""
+    mtp_layer: LayerRun | None = None
+    """Transformer layer of a layer of multi-token prediction; null: that of the last layer."""
     vision: VisionEncoder | None = None
     """Encoder of images, which runs on the first stage before the embedding is filled in."""
     stored_weights: Annotated[str, Field(max_length=100)] | None = None
@@ -434,11 +445,11 @@ class ModelSpec(Record):
 
     @property
     def mtp_kind(self) -> LayerRun:
-        """Transformer layer of a layer of multi-token prediction: that of the last layer.
+        """Transformer layer of a layer of multi-token prediction: ``mtp_layer``, else that of the last layer.
 
         Source: ``get_gpt_mtp_block_spec`` of Megatron-LM (core/models/gpt/gpt_layer_specs.py).
         """
-        return self.kinds[self.layer_kinds[-1]]
+        return self.mtp_layer or self.kinds[self.layer_kinds[-1]]
 
     @property
     def linear_modules(self) -> tuple[LinearModule, ...]:

@@ -128,7 +128,7 @@ def _grouped_query_attention(hidden: int, attention: GroupedQueryAttention) -> N
     """List the tensors of ``parameters._grouped_query_attention``; cuts respect heads."""
     heads, shared, width = attention.num_attention_heads, attention.num_key_value_heads, attention.head_dim
     values = () if attention.keys_are_values else (("v", shared, attention.value_dim),)
-    gates = (("gate", heads, attention.value_dim),) if attention.output_gate else ()
+    gates = (("gate", heads, attention.gate_dim),) if attention.gate_dim else ()
     for name, count, size in (("q", heads, width), *gates, ("k", shared, width), *values):
         yield f"{name}.weight", _rows(count * size, hidden, count)
         if attention.qkv_bias:

@@ -144,7 +144,7 @@ def test_kimi_linear_is_as_published() -> None:
     linear = config["linear_attn_config"]
     for changes, seen in (
         ({"attn_res_block_size": 12}, "attn_res_block_size is 12"),
-        ({"linear_attn_config": linear | {"kda_layers": [1]}}, "full_attn_layers is"),
+        ({"linear_attn_config": linear | {"kda_layers": [1]}}, "full_attn_layers"),
         ({"linear_attn_config": linear | {"use_full_rank_gate": True}}, "use_full_rank_gate is True"),
         ({"linear_attn_config": linear | {"gate_lower_bound": -5.0}}, "'gate_lower_bound' not understood"),
         ({"linear_attn_config": 3}, "linear_attn_config is 3"),
@@ -654,3 +654,51 @@ def test_a_key_of_another_family_is_no_size() -> None:
     config["n_layer"] = config.pop("num_hidden_layers")
     with pytest.raises(InvalidInputError, match="num_hidden_layers is missing"):
         model_from_config(config, "llama")
+
+
+def test_step_has_heads_by_layer_and_says_what_predicts_further_tokens() -> None:
+    """Step-3.5-Flash has 196 billion parameters, 11 billion of them for a token beside embedding and head, as
+    published. Its windows have 96 heads, and its three further layers are dense; a file without their kinds leaves
+    them out by name."""
+    kinds = (["full_attention"] + ["sliding_attention"] * 3) * 12
+    config = {
+        "model_type": "step3p5",
+        "architectures": ["Step3p5ForCausalLM"],
+        "hidden_size": 4096,
+        "num_hidden_layers": 45,
+        "num_attention_heads": 64,
+        "num_attention_groups": 8,
+        "head_dim": 128,
+        "intermediate_size": 11264,
+        "vocab_size": 128896,
+        "max_position_embeddings": 262144,
+        "moe_num_experts": 288,
+        "moe_top_k": 8,
+        "moe_intermediate_size": 1280,
+        "share_expert_dim": 1280,
+        "sliding_window": 512,
+        "num_nextn_predict_layers": 3,
+        "moe_layers_enum": ",".join(map(str, range(3, 45))),
+        "layer_types": kinds,
+        "attention_other_setting": {"attention_type": "sliding_attention", "num_attention_heads": 96},
+    }
+    model = model_from_config(config, "s")
+    assert total_parameters(model) / 1e9 == pytest.approx(196, rel=5e-3)
+    assert (active_parameters(model) - 2 * 128_896 * 4096) / 1e9 == pytest.approx(11, rel=0.03)
+    assert {run.head_counts for run in model.layers} == {(64,), (96,)}
+    assert model.num_nextn_predict_layers == 3
+    assert (model.mtp_kind.head_counts, model.mtp_kind.mlp.type) == ((96,), "dense")
+    short = model_from_config(config | {"layer_types": kinds[:45]}, "s")
+    assert (short.num_nextn_predict_layers, short.ignored_keys) == (0, ("num_nextn_predict_layers",))
+    assert short.layers == model.layers
+    for changes, seen in (
+        ({"layer_types": kinds[:40]}, "layer_types is"),
+        ({"first_k_dense_replace": 2}, "first_k_dense_replace is 2"),
+        ({"attention_bias": True}, "attention_bias is True"),
+        ({"attention_other_setting": {"num_attention_groups": 4}}, "num_attention_groups is 4"),
+        ({"attention_other_setting": {"rope": 4}}, "'rope' not understood"),
+        ({"attention_other_setting": {"num_attention_heads": 90}}, "num_attention_heads=90"),
+        ({"layer_types": kinds[:46] + ["full_attention"] * 2}, "predict further tokens differ"),
+    ):
+        with pytest.raises(InvalidInputError, match=seen):
+            model_from_config(config | changes, "s")

@@ -26,6 +26,7 @@ from milpplan.simulation.layers import (
     average_keys,
     flash_core_s,
     kv_heads_per_rank,
+    layer_activations,
     layer_parameters,
     layer_seconds,
     memory_bound_s,
@@ -204,6 +205,27 @@ def test_values_of_another_width_by_hand() -> None:
     less = (forward_flops(128) - forward_flops(64)) * PEAK_FLOPS_PER_S
     assert less == pytest.approx(2 * length * (weights + scores), rel=1e-3)
     assert seconds(problem, dp=8)[Part.COMPUTE, Phase.FORWARD] == forward_flops(128)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize(("gate", "width"), [("head_gate", 1), ("output_gate", 128)])
+def test_gates_of_attention_by_hand(gate: str, width: int, tp: int) -> None:
+    """A gate of heads has a column for each head, one of outputs a column for each of their numbers: 2 FLOPs a
+    weight and token forward, and kept with the gated output; tensor parallelism divides all."""
+    problem = problem_of("llama3-8b", ideal_hardware())
+    (run,) = problem.model.layers
+    attention = run.attention.model_copy(update={gate: True})
+    gated = run.model_copy(update={"attention": attention})
+    model = problem.model.model_copy(update={"layers": (gated,)})
+    other, columns, tokens = problem.model_copy(update={"model": model}), columns_of(tp=tp, dp=8), 8192
+    assert layer_parameters(model, gated).total - layer_parameters(problem.model, run).total == 4096 * 32 * width
+    more = layer_seconds(other, gated, columns) - layer_seconds(problem, run, columns)
+    flops = more[Part.COMPUTE, [Phase.FORWARD, Phase.BACKWARD], 0] * PEAK_FLOPS_PER_S
+    assert flops == pytest.approx(
+        [2 * tokens * 4096 * 32 * width / tp, 4 * tokens * 4096 * 32 * width / tp], rel=0.02
+    )
+    kept = layer_activations(other, gated, columns).kept - layer_activations(problem, run, columns).kept
+    assert kept == pytest.approx(2 * tokens * 32 * (width + 128) / tp)
 
 
 @pytest.mark.parametrize("tp", [1, 2, 8])

@@ -337,7 +337,7 @@ def _is_softmax(kind: LayerRun) -> bool:
     """Check that a layer has softmax attention without a gate, and a feed-forward block."""
     mixer = kind.attention
     softmax = isinstance(mixer, GroupedQueryAttention | LatentAttention)
-    return softmax and not getattr(mixer, "output_gate", False) and not isinstance(kind.mlp, NoBlock)
+    return softmax and not getattr(mixer, "gate_dim", 0) and not isinstance(kind.mlp, NoBlock)
 
 
 def _windows(model: ModelSpec) -> list[int | None]:

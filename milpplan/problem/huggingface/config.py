@@ -51,6 +51,7 @@ _CLASS_NAMES = {
     "gemma3_text": ("gemma3text", "gemma3"),
     "gemma4_text": ("gemma4text", "gemma4"),
     "llama4_text": ("llama4",),
+    "step3p7": ("step3p7flash", "step3p5"),
     "qwen3_5_text": ("qwen3_5",),
     "qwen3_5_moe_text": ("qwen3_5moe",),
 }
@@ -96,6 +97,8 @@ def model_from_config(config: object, name: str, ignore: Collection[str] = ()) -
         raise invalid_fields(ModelSpec, error, source) from error
     fields.must_be("mtp_transformer_layers", 1, "a module that predicts a further token has a single layer")
     mtp_layers = max(fields.integer(key, default=0, minimum=0) for key in MTP_LAYERS)
+    if {*MTP_LAYERS} & {*model.ignored_keys}:
+        ignored, mtp_layers = [*ignored, *model.ignored_keys], 0
     if fields.value("use_mtp") is not None and not fields.flag("use_mtp"):
         mtp_layers = 0
     if suffix is not None:

@@ -91,6 +91,7 @@ CLASS_DEFAULTS: dict[str, dict[str, object]] = {
     "nemotron-nas": {"max_position_embeddings": 2048},
     "minimax_m2": {"max_position_embeddings": 196608},
     "mimo_v2_flash": {"max_position_embeddings": 131072},
+    "step3p7": {"max_position_embeddings": 128000},
     "llama4_text": {"max_position_embeddings": 131072, "use_qk_norm": True, "no_rope_layer_interval": 4},
     "qwen3_next": {"max_position_embeddings": 32768},
     "qwen3_5_text": {"max_position_embeddings": 32768},
@@ -213,6 +214,7 @@ _FAMILY_REASONS |= {
         "minimax": "",
         "minimax_m2": "use_routing_bias scoring_func",
         "mimo_v2_flash": "n_group topk_group norm_topk_prob routed_scaling_factor scoring_func topk_method",
+        "step3p7": "scoring_func moe_router_scaling_factor use_moe_router_bias norm_expert_weight",
         "ernie4_5_moe": "moe_norm_min",
         "llama4_text": "",
         "qwen3_next": "norm_topk_prob",
@@ -223,6 +225,9 @@ _FAMILY_REASONS |= {
 _FAMILY_REASONS["mimo_v2_flash"] |= {
     "numbers within kernels": "attention_value_scale layernorm_epsilon swa_rope_theta",
     "the window, which sliding_window says": "attention_chunk_size",
+}
+_FAMILY_REASONS["step3p7"] |= {
+    "numbers within kernels": "query_pre_attn_scalar swiglu_limits swiglu_limits_shared partial_rotary_factors",
 }
 _FAMILY_REASONS["minimax"] |= {
     "factors of the residual stream, and which tensor it takes": (
@@ -334,7 +339,6 @@ OBSTACLES: Final = {
     "minimax_m3": ("sparse attention over selected blocks", "minimax_m2"),
     "minimax_m3_vl": ("sparse attention over selected blocks", "minimax_m2"),
     "deepseek_v4": ("compressed sparse attention and several residual streams", "deepseek_v3"),
-    "step3p7": ("layers whose numbers of heads differ", "qwen3_moe"),
     "bloom": ("a norm after the embedding, and a bias of positions in the scores", "gpt_neox"),
     "mpt": ("a bias of positions in the scores", "gpt_neox"),
     "apertus": ("an activation with weights of its own", "llama"),

@@ -1,11 +1,19 @@
-"""Builders of families whose token mixers are not all softmax attention (see ``families``)."""
+"""Builders of families whose token mixers differ from layer to layer (see ``families``)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import groupby
 
-from milpplan.problem import DenseMlp, LayerRun, LinearRecurrence, MixtureOfExperts, ModelSpec, NoBlock
+from milpplan.problem import (
+    DenseMlp,
+    GroupedQueryAttention,
+    LayerRun,
+    LinearRecurrence,
+    MixtureOfExperts,
+    ModelSpec,
+    NoBlock,
+)
 from milpplan.problem.huggingface.parts import (
     Builder,
     attention_of,
@@ -43,6 +51,7 @@ def _qwen_mixers(fields: Fields) -> list[Mixer]:
     return [attention if full else delta_net for full in is_full]
 
 
+_AS_CLASS = "it is what the class builds"
 _TYPES = ("linear_attention", "full_attention")
 
 
@@ -218,7 +227,7 @@ def _kimi_linear(fields: Fields, name: str) -> ModelSpec:
         if full is not None and kda is not None:
             if sorted(map(str, full + kda)) != sorted(str(layer + 1) for layer in layers):
                 raise own.refuse(
-                    f"full_attn_layers is {shown(full)}, kda_layers {shown(kda)}.",
+                    f"num_hidden_layers={len(layers)}, full_attn_layers {shown(full)}, kda_layers {shown(kda)}.",
                     f"Expected every layer from 1 to {len(layers)} in one of both lists.",
                 )
             is_full = [layer + 1 in full for layer in layers]
@@ -322,7 +331,95 @@ def _nemotron_nas(fields: Fields, name: str) -> ModelSpec:
     return model_of(fields, name, tuple(kind.model_copy(update={"count": count}) for kind, count in joined))
 
 
+def _kinds_with_mtp(
+    fields: Fields, keys: tuple[str, str], default: list[str], kinds: tuple[str, str], further: int
+) -> list[str]:
+    """Read the kind of every layer, and of layers of multi-token prediction behind them if the file has any.
+
+    Args:
+        fields: the config.
+        keys: the key of the list, and that of a second list with the further entries.
+        default: kinds of an absent list.
+        kinds: names of both kinds.
+        further: number of layers of multi-token prediction.
+    """
+    number, listed = fields.num_layers, fields.sequence(keys[0])
+    behind = fields.sequence(keys[1]) or []
+    found = default if listed is None else [str(kind) for kind in listed]
+    if len(found) == number:
+        found = [*found, *map(str, behind)]
+    if len(found) not in (number, number + further) or not {*found} <= {*kinds}:
+        raise fields.refuse(f"{keys[0]} is {shown(found)}.", f"Expected {' or '.join(kinds)} for {number} layers.")
+    return found
+
+
+def _step_attentions(fields: Fields) -> tuple[GroupedQueryAttention, GroupedQueryAttention]:
+    """Build full attention, and that of a window with heads of its own; both have a gate of heads."""
+    full = attention_of(fields, qk_norm="per_head").model_copy(update={"head_gate": True})
+    heads = fields.optional("num_sliding_attention_heads")
+    other = fields.value("attention_other_setting")
+    if isinstance(other, Mapping):
+        own = Fields(other, f"{fields.source}, attention_other_setting")
+        heads = heads or own.optional(HEADS)
+        own.must_be("attention_type", "sliding_attention", _AS_CLASS)
+        own.must_be("num_attention_groups", full.num_key_value_heads, _AS_CLASS)
+        for key in ("head_dim", "true_head_dim"):
+            own.must_be(key, full.head_dim, _AS_CLASS)
+        if unknown := sorted({*other} - own.read):
+            raise own.refuse(f"{', '.join(map(shown, unknown))} not understood.", "Expected keys that are priced.")
+    else:
+        fields.must_be("attention_other_setting", None, "an object has the heads of sliding layers")
+    near = {"num_attention_heads": heads or full.num_attention_heads, "sliding_window": fields.window()}
+    return full, GroupedQueryAttention(**full.model_dump() | near)
+
+
+def _step(fields: Fields, name: str) -> ModelSpec:
+    """Build Step-3.5 and 3.7: windows with heads of their own, gates of heads, dense layers before the experts.
+
+    Layers of multi-token prediction differ from the last layer; a file that does not say how leaves them out by
+    name. Source: transformers 5.24.0, ``Step3p7TextConfig``; Megatron-Bridge@067f987d
+    models/stepfun/step35_bridge.py.
+    """
+    number = fields.num_layers
+    further = fields.integer("num_nextn_predict_layers", default=0, minimum=0)
+    for key in ("n_shared_experts", "use_qk_norm", "use_head_wise_attn_gate"):
+        fields.must_be(key, 1 if key == "n_shared_experts" else True, _AS_CLASS)
+    for key in ("attention_bias", "mlp_bias", "sink"):
+        fields.must_be(key, False, "attention and experts are described without")
+    listed = fields.value("moe_layers_enum")
+    sparse = listed.split(",") if isinstance(listed, str) else fields.sequence("moe_layers_enum")
+    numbers = {str(layer).strip() for layer in (range(3, number) if sparse is None else sparse)}
+    mlp_kinds = ["sparse" if str(layer) in numbers else "dense" for layer in range(number + further)]
+    mlp_kinds = _kinds_with_mtp(
+        fields, ("mlp_layer_types", "mtp_mlp_layer_types"), mlp_kinds, ("dense", "sparse"), further
+    )
+    kinds = _kinds_with_mtp(
+        fields,
+        ("layer_types", "mtp_layer_types"),
+        ["full_attention"] * (number + further),
+        ("full_attention", "sliding_attention"),
+        further,
+    )
+    first = mlp_kinds.index("sparse") if "sparse" in mlp_kinds else number
+    fields.must_be("first_k_dense_replace", first, _AS_CLASS)
+    width = fields.integer("share_expert_dim")
+    experts = experts_of(fields, "n_routed_experts", "moe_intermediate_size", shared_intermediate_size=width)
+    mlps = expert_mlps(fields, experts, [kind == "sparse" for kind in mlp_kinds])
+    full, near = _step_attentions(fields)
+    mixers = [near if kind == "sliding_attention" else full for kind in kinds]
+    model = model_of(fields, name, runs(mixers[:number], mlps[:number]))
+    predicting = runs(mixers[number:], mlps[number : len(mixers)])
+    if len({*predicting}) > 1:
+        raise fields.refuse("layers that predict further tokens differ.", "Expected equal ones.")
+    if further and not predicting:
+        return model.model_copy(update={"ignored_keys": ("num_nextn_predict_layers",)})
+    return (
+        model.model_copy(update={"mtp_layer": predicting[0].model_copy(update={"count": 1})}) if further else model
+    )
+
+
 BUILDERS: dict[str, Builder] = {
+    "step3p7": _step,
     "nemotron-nas": _nemotron_nas,
     "kimi_linear": _kimi_linear,
     "minimax": _minimax,

@@ -269,7 +269,7 @@ def _attention(shard: Shard, kind: LayerRun) -> tuple[FloatArray, FloatArray]:
         dropped = expanded
     else:
         # A gate, and the gated output, add to queries and output.
-        gate_dims = 2 * attention.value_dim if attention.output_gate else 0
+        gate_dims = attention.gate_dim + attention.value_dim if attention.gate_dim else 0
         q_bytes = BF16_BYTES * tokens * heads * (attention.head_dim + attention.value_dim + gate_dims)
         kept = q_bytes + BF16_BYTES * tokens * key_value_widths(attention, tp)[1]
         dropped = np.zeros_like(tokens)
@@ -415,7 +415,7 @@ def _deferred_attention(shard: Shard, kind: LayerRun) -> FloatArray:
         q_width, out_width = heads * attention.head_dim, heads * attention.value_dim
         k_width, kv_width = key_value_widths(attention, shard.tp)
         values = 0.0 if attention.keys_are_values else (kv_width - k_width) * trains("v_proj")
-        gate = out_width if attention.output_gate else 0.0
+        gate = heads * attention.gate_dim
         outputs = q_width * trains("q_proj") + k_width * trains("k_proj") + values + gate
         return ends + element * tokens * outputs + BF16_BYTES * tokens * out_width * trains("o_proj")
     qk_dim = attention.qk_nope_head_dim + attention.qk_rope_head_dim

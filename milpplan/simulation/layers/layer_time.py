@@ -246,7 +246,7 @@ def _grouped_query_attention(shard: Shard, attention: GroupedQueryAttention, tal
     if not attention.keys_are_values:
         matrices["v_proj"] = kv_width - k_width
     out_width = attention.num_attention_heads * attention.value_dim / tp
-    gate = out_width if attention.output_gate else 0.0
+    gate = attention.num_attention_heads * attention.gate_dim / tp
     qkv = shard.gemm(tokens, sum(matrices.values()) + gate, shard.hidden, matrices)
     out = shard.gemm(tokens, shard.hidden, out_width, {"o_proj": shard.hidden})
     rope = shard.memory_bound(2 * BF16_BYTES * tokens * (q_width + k_width))
@@ -257,10 +257,10 @@ def _grouped_query_attention(shard: Shard, attention: GroupedQueryAttention, tal
         qkv.dgrad + qkv.wgrad + out.dgrad + out.wgrad + rope,
         qkv.wgrad + out.wgrad,
     )
-    if attention.output_gate:
+    if attention.gate_dim:
         tally.compute(
-            shard.memory_bound(3 * BF16_BYTES * tokens * out_width),
-            shard.memory_bound(5 * BF16_BYTES * tokens * out_width),
+            shard.memory_bound(BF16_BYTES * tokens * (2 * out_width + gate)),
+            shard.memory_bound(BF16_BYTES * tokens * (3 * out_width + 2 * gate)),
         )
     linear_pair(shard, tally, (qkv,), out)
     with tally.module("core_attn"):
@@ -270,7 +270,7 @@ def _grouped_query_attention(shard: Shard, attention: GroupedQueryAttention, tal
 def has_operator_checkpoints(problem: Problem, kind: LayerRun) -> bool:
     """Check if selective recomputation of the layer goes by product (``Software.operator_checkpoints``)."""
     attention = kind.attention
-    plain = isinstance(attention, GroupedQueryAttention) and not attention.output_gate
+    plain = isinstance(attention, GroupedQueryAttention) and not attention.gate_dim
     priced = plain and isinstance(kind.mlp, DenseMlp)
     return problem.hardware.software.operator_checkpoints and problem.job.attention_kernel == "flash" and priced
 

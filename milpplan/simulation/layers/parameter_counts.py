@@ -78,13 +78,14 @@ def _grouped_query_attention(hidden: int, attention: GroupedQueryAttention) -> L
     """Count projections q, k, v (column parallel) and o (row parallel), biases, q/k norms and sinks.
 
     ``h*(a*d + k*(d + v)) + a*v*h``, with a heads and k key-value heads, of width d with values of width v; a gate
-    adds ``h*a*v``. Source: transformers 5.23.0, ``LlamaAttention``, ``Qwen3Attention``, ``Olmo2Attention``,
-    ``GptOssAttention``, ``MiMoV2FlashAttention``, ``Qwen3NextAttention``.
+    adds ``h*a*v``, a gate of heads ``h*a``. Source: transformers 5.23.0, ``LlamaAttention``, ``Qwen3Attention``,
+    ``Olmo2Attention``, ``GptOssAttention``, ``MiMoV2FlashAttention``, ``Qwen3NextAttention``; 5.24.0,
+    ``Step3p7Attention``.
     """
     query = attention.num_attention_heads * attention.head_dim
     keys = attention.num_key_value_heads * attention.head_dim
     values = 0 if attention.keys_are_values else attention.num_key_value_heads * attention.value_dim
-    gate = attention.num_attention_heads * attention.value_dim if attention.output_gate else 0
+    gate = attention.num_attention_heads * attention.gate_dim
     columns = query + gate + keys + values
     matrices = hidden * columns + attention.num_attention_heads * attention.value_dim * hidden
     column_bias = columns if attention.qkv_bias else 0
@@ -285,7 +286,7 @@ def _mixer_matrices(hidden: int, mixer: Mixer) -> tuple[Matrix, ...]:
     if isinstance(mixer, GroupedQueryAttention):
         keys, values = mixer.num_key_value_heads * mixer.head_dim, mixer.num_key_value_heads * mixer.value_dim
         rows = [heads * mixer.head_dim, keys, *[values] * (not mixer.keys_are_values)]
-        rows += [heads * mixer.value_dim] * mixer.output_gate
+        rows += [heads * mixer.gate_dim] * (mixer.gate_dim > 0)
         inputs = [Matrix(count, hidden, "outputs") for count in rows]
         return (*inputs, Matrix(hidden, heads * mixer.value_dim, "inputs"))
     query = heads * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim)
