@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from milpplan.errors import InfeasibleError
-from milpplan.lengths.bounds.pipeline_bounds import PipelineCuts
+from milpplan.lengths.bounds.count_cuts import PipelineCuts
 from milpplan.lengths.tabled.problem import GroupedProblem, Pipeline, Strategy, SwitchTimes
 from milpplan.lengths.tabled.search import GroupedResult, ranked_sets, solve_groups
 from milpplan.lengths.workload import workload_of

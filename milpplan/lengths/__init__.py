@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from milpplan.lengths.candidates import quantum_problem
     from milpplan.lengths.cost_tables import (
         Load,
+        Timer,
         finish_ns,
         line_below,
         micro_batch_times,

@@ -53,6 +53,7 @@ from milpplan.lengths.tabled import (
     Strategy,
     TabledPipeline,
 )
+from milpplan.lengths.tabled.local_search import replica_times
 from milpplan.problem import Layout, Problem
 from milpplan.simulation import FloatArray, IntArray, LayoutColumns, packed_times, sequence_cores
 from milpplan.simulation.layers import Phase, Term
@@ -543,3 +544,79 @@ def once_ns(candidate: SizedCandidate, term: Term) -> int:
 def finish_ns(candidate: SizedCandidate) -> int:
     """Return the time that ends a step at home: gradient norm, update and gather of the parameters."""
     return int(candidate.costs.barrier_ns) + once_ns(candidate, Term.OPTIMIZER) + once_ns(candidate, Term.GATHER)
+
+
+@dataclass(frozen=True, eq=False)
+class Timer:
+    """Times of a strategy's micro-batches on every stage, in ns."""
+
+    base: FloatArray
+    """Times without attention by quanta, [2 (ring exposed, hidden), 2 phases, P, G]."""
+    attention: FloatArray
+    """Time that each sequence adds, [2, 2, P, n]."""
+    once: FloatArray
+    """Time of the last tiles if a length is the longest, [2, 2, P, n]."""
+    transfer: FloatArray
+    """Transfers between stages by quanta, [G]."""
+    quanta: IntArray
+
+    @staticmethod
+    def of(tables: Tables, max_quanta: int) -> Timer:
+        """Build the times for micro-batches of up to ``max_quanta`` quanta."""
+        stages = range(tables.candidate.layout.pp)
+        times = ring_times(tables.problem, tables.candidate, np.arange(1, max_quanta + 1))
+        base = [[stage_times.forward, stage_times.backward] for stage_times in times]
+        kernels = np.stack([[tables.kernels([stage], phase) for stage in stages] for phase in (0, 1)])
+        slopes = np.array(tables.slopes)[:, None, None, None]
+        return Timer(
+            np.array(base, dtype=np.float64),
+            slopes * kernels[:, :, 0],
+            slopes * kernels[:, :, 1],
+            tables.bare.transfer[:max_quanta].astype(np.float64),
+            tables.load.lengths // tables.load.token_quantum,
+        )
+
+    def for_lengths(self, lengths: IntArray) -> Timer:
+        """Return the timer restricted to some lengths."""
+        attention, once = self.attention[..., lengths], self.once[..., lengths]
+        return replace(self, attention=attention, once=once, quanta=self.quanta[lengths])
+
+    @property
+    def num_stages(self) -> int:
+        """Number of pipeline stages."""
+        return int(self.base.shape[2])
+
+    @property
+    def max_quanta(self) -> int:
+        """Capacity of a micro-batch in quanta."""
+        return int(self.base.shape[-1])
+
+    def phases(self, packed: IntArray) -> FloatArray:
+        """Return forward and backward times [2, P, v] of micro-batches [v, n]: 0 if empty; tokens beyond the
+        capacity are not counted."""
+        quanta, longest = packed @ self.quanta, packed.shape[1] - 1 - (packed[:, ::-1] > 0).argmax(axis=1)
+        options = (
+            self.base[..., np.minimum(np.maximum(quanta, 1), self.max_quanta) - 1]
+            + self.attention @ packed.T
+            + self.once[..., longest]
+        )
+        return np.where(quanta > 0, options.max(axis=0), 0.0)
+
+    def lags(self, quanta: IntArray) -> FloatArray:
+        """Return the transfer times of micro-batches with ``quanta`` [...]."""
+        return np.asarray(self.transfer[np.maximum(quanta, 1) - 1])
+
+    def allows(self, packed: IntArray) -> bool:
+        """Return True: micro-batches within the capacity may follow each other in any number."""
+        return True
+
+    def longest_ns(self, counts: IntArray) -> float:
+        """Return the time of the slowest of replicas [D, v, n] whose empty micro-batches come last."""
+        numbers, longest = counts.any(axis=2).sum(axis=1), 0.0
+        for num_micro_batches in np.unique(numbers[numbers > 0]).tolist():
+            rows = counts[numbers == num_micro_batches, :num_micro_batches]
+            flat = rows.reshape(-1, rows.shape[-1])
+            phases = self.phases(flat).reshape(2, self.num_stages, len(rows), num_micro_batches)
+            lags = self.lags(flat @ self.quanta).reshape(len(rows), num_micro_batches)
+            longest = max(longest, float(replica_times(phases, lags).max()))
+        return longest

@@ -52,15 +52,11 @@ class SearchParameters:
     screening_share: float = 0.35
     """Share of the remaining time for screening all sets."""
     refinement_share: float = 0.5
-    """Share of the remaining time for each of the two refinements of pipelines."""
-    common_share: float = 0.15
-    """Share of the open sets that contain a strategy from which it counts as common."""
+    """Share of the remaining time for each of the two steps that bound pipelines by their work."""
     exclusive_aim: float = 1.001
     """Factor on the bound that programs of exclusive sequences aim at."""
     exclusive_s: float = 2.5
     """Seconds of one call for programs of exclusive sequences."""
-    noticed_rise: float = 5e-4
-    """Relative rise of an own-memory bound that triggers its use."""
     max_kept_sets: int = 20_000
     """Maximum number of sets that are kept after screening."""
     screening_batch: int = 128
@@ -73,24 +69,18 @@ class SearchParameters:
     """Number of updates after which closed sets leave."""
     updates_per_forecast: int = 12
     """Number of updates after which sets leave that twice their recent rise would not close."""
-    nearly_all_share: float = 0.8
-    """Share of the work from which a strategy holds nearly everything."""
     num_packed_first: int = 6
     """Number of sets without pipelines that are packed first."""
     packed_first_share: float = 0.15
     """Share of the time for sets without pipelines that are packed first."""
-    max_improved_turns: int = 2
-    """Number of steps whose groups are packed with more effort."""
-    improved_loss: float = 0.002
-    """Relative loss against its bound from which a group is packed with more effort."""
-    first_set_packing_s: float = 1.0
-    """Seconds for packing the first set with pipelines."""
     shaped_excess: float = 0.02
     """Relative excess up to which a packing from load shapes is preferred, as it gains more by local search."""
     first_local_effort: int = 120_000
     """Effort of the first local search."""
     longer_local_effort: int = 400_000
     """Effort of a longer local search."""
+    group_effort: int = 60_000
+    """Effort of the local search on a group of a plan on tables."""
     heterogeneous_shapes_s: float = 0.4
     """Seconds for the load shapes of one strategy."""
     fixed_cost_level: float = 0.003
@@ -131,3 +121,10 @@ class SearchParameters:
 
 PARAMETERS: Final = SearchParameters()
 """Values of every solve."""
+
+SAFETY: Final = 1.0 - 1e-9
+"""Factor on bounds that covers the rounding of float sums."""
+ROUNDED_UP: Final = 1.0 + 1e-9
+"""Factor on capacities and limits that covers the rounding of float sums."""
+UNFIT_NS: Final = 1e18
+"""Time of a length that does not fit, ns."""

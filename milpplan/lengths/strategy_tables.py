@@ -18,9 +18,8 @@ import numpy as np
 
 from milpplan.errors import IllegalPlanError, InfeasibleError, InvalidInputError
 from milpplan.lengths.bounds import PipelineCuts
-from milpplan.lengths.bounds.exclusive_sequences import exclusive_bounds, max_exclusive
+from milpplan.lengths.bounds.count_cuts import CountCuts
 from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing
-from milpplan.lengths.bounds.pipeline_bounds import CountCuts
 from milpplan.lengths.bounds.work_bounds import (
     SHARED_MEMORY_SHARE,
     LinearBounds,
@@ -32,6 +31,7 @@ from milpplan.lengths.candidates import SizedCandidate, candidates, sized
 from milpplan.lengths.cost_tables import (
     Load,
     Tables,
+    Timer,
     finish_ns,
     once_ns,
     replicas_of_several,
@@ -41,12 +41,12 @@ from milpplan.lengths.cost_tables import (
 )
 from milpplan.lengths.deadline import NEVER, Deadline
 from milpplan.lengths.records import LengthGroup, MicroBatches
-from milpplan.lengths.single.packing_local_search import Timer, improved
 from milpplan.lengths.tabled import (
     Kind,
     Strategy,
 )
 from milpplan.lengths.tabled.levelled import pack
+from milpplan.lengths.tabled.local_search import improved
 from milpplan.problem import Layout, Problem
 from milpplan.simulation import IntArray
 from milpplan.simulation.layers import Term
@@ -128,10 +128,6 @@ def _ordered(kind: Kind, rows: IntArray, order_name: str) -> IntArray:
 MAX_QUANTA = 4096
 
 
-# Rounds of moves in the first packing.
-_ROUNDS = 30
-
-
 class Effort(IntEnum):
     """Work of the local search on a packing: in the search, for important packings, and for the best one."""
 
@@ -202,14 +198,10 @@ class StrategyTables:
     linear_bounds_cache: dict[tuple[int, int], LinearBounds] = field(default_factory=dict)
     """By member and capacity."""
     work_bound_cache: dict[WorkBoundKey, PipelineWorkBound] = field(default_factory=dict)
-    fine_work_bounds: dict[int, PipelineWorkBound] = field(default_factory=dict)
-    """Refined bounds with shared memory, by member."""
+    refined: set[int] = field(default_factory=set)
+    """Pipelines whose bounds were refined."""
     latency_cache: dict[tuple[int, int], float] = field(default_factory=dict)
     """Latency of the longest sequence in ns, by member and capacity."""
-    longest_bounds_cache: dict[tuple[int, int], LinearBounds] = field(default_factory=dict)
-    """Bounds of groups with the longest sequences, by member and number of sequences."""
-    num_exclusive_cache: dict[tuple[int, int], int] = field(default_factory=dict)
-    """By member and maximum capacity of the others."""
 
     @staticmethod
     def of(problem: Problem, load: Load, max_quanta: int | None = None) -> StrategyTables:
@@ -275,44 +267,6 @@ class StrategyTables:
             self.linear_bounds_cache[key] = work_bounds(self.tables[member], self.members[member], key[1])
         return self.linear_bounds_cache[key]
 
-    def num_exclusive(self, member: int, others: Sequence[int]) -> int:
-        """Return the number of sequences that only this member can hold in a set with ``others``, as far as
-        ``bounds_with_longest`` supports it."""
-        key = (member, max(self.members[other].shared_memory_quanta for other in others))
-        if key not in self.num_exclusive_cache:
-            number = int(self.load.counts[self.first_exclusive(member, others) :].sum())
-            self.num_exclusive_cache[key] = min(number, max_exclusive(self.members[member]))
-        return self.num_exclusive_cache[key]
-
-    def first_exclusive(self, member: int, others: Sequence[int]) -> int:
-        """Return the index of the first length that none of ``others`` holds while this member holds the longest
-        one; the number of lengths if there is none."""
-        if not np.isfinite(self.latency_bound_ns(member, shared_memory=True)):
-            return len(self.load.lengths)
-        max_tokens = max(self.max_quanta(other, shared_memory=True) for other in others) * self.load.token_quantum
-        return int((self.load.lengths <= max_tokens).sum())
-
-    def bounds_with_longest(self, member: int, number: int) -> LinearBounds:
-        """Return bounds of groups of one stage with shared memory that hold the ``number`` longest sequences."""
-        key = (member, number)
-        if key not in self.longest_bounds_cache:
-            capacity = self.max_quanta(member, shared_memory=True)
-            self.longest_bounds_cache[key] = exclusive_bounds(
-                self.tables[member], self.members[member], capacity, number
-            )
-        return self.longest_bounds_cache[key]
-
-    def group_bound_ns(self, member: int, counts: IntArray) -> float:
-        """Return a lower bound of the time of ``counts`` [n] sequences with shared memory, without the work bounds
-        of pipelines."""
-        float_counts = counts.astype(np.float64)
-        bound_ns = self.linear_bounds(member, shared_memory=True).at(float_counts)
-        # The bound needs every sequence that is longer than some length.
-        missing = np.flatnonzero(counts < self.load.counts)
-        number = int(counts[missing[-1] + 1 :].sum()) if len(missing) else int(counts.sum())
-        number = min(number, max_exclusive(self.members[member]))
-        return max(bound_ns, self.bounds_with_longest(member, number).at(float_counts)) if number else bound_ns
-
     def work_bound(self, member: int, *, shared_memory: bool, exact: bool = False) -> PipelineWorkBound:
         """Return the bound of a pipeline by its work; expensive if ``exact``."""
         # Lines and classes differ even if the capacity does not.
@@ -331,10 +285,22 @@ class StrategyTables:
         """Return the strongest own-memory bound with the term of the longest sequence, up to ``cutoff_ns``."""
         exact = (member, False, True) in self.work_bound_cache
         bound = self.work_bound(member, shared_memory=False, exact=exact)
-        if not bound.classes:
+        if not bound.long_bounds:
             bound = bound.with_longest(cutoff_ns)
             self.work_bound_cache[member, False, exact] = bound
         return bound
+
+    def refine(self, member: int) -> None:
+        """Refine the bounds of a pipeline for sets in which it holds a part, with the term of the longest sequence
+        where it may hold it."""
+        if member in self.refined:
+            return
+        self.refined.add(member)
+        holds_longest = bool(np.isfinite(self.latency_bound_ns(member, shared_memory=True)))
+        shared = self.work_bound(member, shared_memory=True)
+        self.work_bound_cache[member, True, False] = shared.refined(holds_longest=holds_longest)
+        if holds_longest:
+            self.work_bound_with_longest(member, np.inf)
 
     def best_own_memory_bound(self, member: int) -> PipelineWorkBound:
         """Return the strongest bound known of a pipeline that has the memory to itself."""
@@ -354,18 +320,6 @@ class StrategyTables:
     def store_bound(self, member: int, bound: PipelineWorkBound) -> None:
         """Store a stronger own-memory bound of a pipeline."""
         self.work_bound_cache[member, False, True] = bound
-
-    def work_bound_by_longest(self, member: int) -> PipelineWorkBound:
-        """Return ``fine_work_bound`` with groups divided by whether they hold the longest sequence of all."""
-        capacity = self.max_quanta(member, shared_memory=True)
-        fitting = int((self.load.lengths <= capacity * self.load.token_quantum).sum())
-        return self.fine_work_bound(member).divided_by_longest(fitting)
-
-    def fine_work_bound(self, member: int) -> PipelineWorkBound:
-        """Return the shared-memory ``work_bound``, refined to be tight for parts of the work, too."""
-        if member not in self.fine_work_bounds:
-            self.fine_work_bounds[member] = self.work_bound(member, shared_memory=True).refined()
-        return self.fine_work_bounds[member]
 
     def latency_bound_ns(self, member: int, *, shared_memory: bool) -> float:
         """Return the minimum time of a group with the longest sequence in ns; infinite if it does not fit."""
@@ -439,7 +393,7 @@ class StrategyTables:
                 (self.time_packing(member, self._whole(chosen, candidate), max_quanta) for candidate in packings),
                 key=_time_ns,
             )
-        packing = pack(kind, _RoughCuts(kind), counts[chosen], _ROUNDS, deadline)
+        packing = pack(kind, _RoughCuts(kind), counts[chosen], deadline)
         if packing is None:
             return None
         return self._improved(member, self._whole(chosen, packing.replicas), max_quanta, Effort.LITTLE)

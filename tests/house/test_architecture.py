@@ -64,8 +64,8 @@ ALLOWED = {
     "milpplan.lengths.tabled": (
         *BASE,
         "milpplan.problem",
+        "milpplan.lengths.bounds.count_cuts",
         "milpplan.lengths.bounds.glop",
-        "milpplan.lengths.bounds.idle_time",
         "milpplan.lengths.bounds.long_sequence",
         "milpplan.lengths.bounds.pipeline_bounds",
         "milpplan.optimize.milp.program",
@@ -73,6 +73,7 @@ ALLOWED = {
         "milpplan.optimize.milp.solution",
         "milpplan.optimize.milp.backends",
         "milpplan.lengths.deadline",
+        "milpplan.lengths.search_parameters",
         "milpplan.lengths.tabled",
     ),
     "milpplan.lengths": (

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
 
 from milpplan import Job, Problem, Space, load_hardware, load_model, solve_lengths
@@ -133,10 +130,9 @@ def test_what_the_longest_adds_is_for_groups_that_hold_it(lengths: list[int]) ->
     for number, one in enumerate(kept):
         first, second = (search.members[place] for place in one.strategies)
         best_ns = turns.pair_ns((first, second), search.switches)
-        for way in (search._coarse, search._narrow, search._longest):
-            left = search.node(one, number)
-            way(left)
-            assert left.bound_ns <= best_ns + 1.0, (one.strategies, way)
+        left = search.node(one, number)
+        search._branch(left)
+        assert left.bound_ns <= best_ns + 1.0, one.strategies
 
 
 def test_the_optimizers_home_runs_something() -> None:
@@ -154,18 +150,3 @@ def test_the_optimizers_home_runs_something() -> None:
     assert packed is not None
     step = Orders(found, switches).best([runs, idle], {runs: packed})
     assert (step.home, step.order) == (runs, (runs,))
-
-
-def test_what_is_known_of_nothing_is_shared_out_over_nothing() -> None:
-    """Where the bound that is highest for what a strategy holds is a constant, another one is shared out."""
-    found = pool_of(small_problem(memory_gib=60), workload_of([128, 512], GRAIN))
-    search = TurnSearch(found, Step(0, (0,), {}, 10**12), 0.0)
-    search.screen(2)
-    bounds = search.bounds
-    for place in range(len(search.members)):
-        known = bounds.interval_bounds.bounds_near(place, found.load.counts.astype(np.float64))
-        constant = replace(known, constants=known.constants + np.where(known.shares.sum(axis=1) > 0, 0.0, 1e15))
-        bounds.interval_bounds.bounds_near = lambda *_, constant=constant: constant  # type: ignore[method-assign]
-        worths = bounds._unit_costs(place, found.load.counts.astype(np.float64))
-        assert not np.isnan(worths).any()
-        assert (worths > 0).all()

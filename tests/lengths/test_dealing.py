@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from milpplan.lengths import StrategyTables, replicas_ns, replicas_of_several, workload_of
-from milpplan.lengths.single import Replica, Timer, improved
+from milpplan.lengths import StrategyTables, Timer, replicas_ns, replicas_of_several, workload_of
+from milpplan.lengths.tabled import Replica, improved
 from tests.lengths.cases import GRAIN, pool, pool_of, random_micro_batches
 from tests.small import small_problem
 

@@ -14,11 +14,9 @@ from milpplan.lengths.bounds import (
     KnapsackDP,
     MicroBatchPricing,
     PinnedItem,
-    Start,
     Window,
     best_mixture,
     improved,
-    optimise_prices,
 )
 from milpplan.lengths.deadline import Deadline
 from tests.amounts import first
@@ -203,42 +201,6 @@ def test_no_replica_in_a_window_is_below_its_bound(turn: int) -> None:
     assert gained > 0.0
 
 
-@pytest.mark.parametrize("share", [0.3, 1.0])
-def test_prices_of_a_share_are_those_of_which_it_takes_most(share: float) -> None:
-    """What sequences are worth by a window that does a share of all: as a bound no less than where the search
-    began, and no random replica in the window is below."""
-    member = pipelines()[0]
-    found, random, contents, gained = pool(), np.random.default_rng(11), contents_of(member), 0.0
-    one, stages = found.members[member].candidate, found.num_stages(member)
-    loads, most = found.work_bound(member, shared_memory=False), found.max_quanta(member, shared_memory=False)
-    needed, last = share * found.load.counts, loads.stages.last
-    dearest = np.full(len(needed), np.inf)
-    for number in (3, 6):
-        window = Window.of(number, number)
-        mixture = best_mixture(loads.stages, stages, window, float(needed @ last), 0.0)
-        filling = ConfigurationLP(contents, last, last, stages, window, None)
-        slope = mixture.bound(loads.stages, float(needed @ last), 0.0).slope
-        bound, rows = filling.prove_price_bound(mixture, slope * last)
-        start, time_ns = Start(mixture, slope * last, rows), bound.at(needed)
-        shared = optimise_prices(
-            filling, needed, dearest, start, None, time_ns, lambda one: one.at(needed), near=True
-        )
-        assert shared is not None
-        found_bound, begun, _ = shared
-        # The mixture that it comes with proves that.
-        again, _ = filling.prove_price_bound(begun.mixture, begun.prices)
-        assert again.at(needed) == pytest.approx(found_bound.at(needed), rel=1e-4)
-        assert found_bound.at(needed) >= bound.at(needed)
-        gained = max(gained, found_bound.at(needed) / bound.at(needed) - 1.0)
-        for _ in range(30):
-            held = random_micro_batches(found, most, random, number)
-            if len(held) < number or (held.sum(axis=0) > found.load.counts).any():
-                continue
-            exact = int(replicas_ns(found.problem, one, found.load.lengths, (held,), found.load.rules.mask)[0])
-            assert found_bound.at(held.sum(axis=0).astype(float)) <= exact
-    assert gained > 1e-3, gained
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("turn", first(1, range(3)))
 def test_pipelines_are_bounded_higher_and_no_packing_is_below(turn: int) -> None:
@@ -272,7 +234,7 @@ def test_parts_of_a_workload_are_bounded_by_what_sequences_are_worth() -> None:
         search.run(packed.time_ns, Deadline.after(4.0))
         told += len(search.with_large) > 0
         known = search.loads
-        plain, (group,) = search.bound, known.classes
+        plain = search.bound
         assert known.workload_bound_ns <= packed.time_ns
         assert float(found.load.counts @ known.sequence_loads) == pytest.approx(known.total_load)
         (replica,) = packed.replicas
@@ -286,7 +248,7 @@ def test_parts_of_a_workload_are_bounded_by_what_sequences_are_worth() -> None:
             load = float((rows @ search.duals.sequence_loads).sum())
             assert plain.at(load) <= exact
             if rows[:, -1].any():
-                assert group.long_bounds[0].at(float((rows @ known.sequence_loads).sum())) <= exact
+                assert known.long_bounds[0].at(float((rows @ known.sequence_loads).sum())) <= exact
     assert told > 0
 
 

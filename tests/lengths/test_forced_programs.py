@@ -157,10 +157,11 @@ def test_sets_know_programs_of_what_is_there_for_sure() -> None:
             break
         left = search.node(one, checked)
         search._price(left)
-        search._narrow(left)
+        search._branch(left)
         before_ns = left.bound_ns
-        assert search.bounds.prove_exclusive(left, 1e15, Deadline.after(5.0))
-        search._narrow(left)
+        search.bounds.prove_exclusive(used, left.order_ns, 1e15, Deadline.after(5.0))
+        assert search.bounds.programs
+        search._branch(left)
         raised += left.bound_ns > 1.002 * before_ns
         place = forced.index(True)
         number = search.bounds.first_exclusive(used, used[place])

@@ -15,20 +15,20 @@ if TYPE_CHECKING:
         improved,
         optimise_prices,
     )
-    from milpplan.lengths.bounds.exclusive_sequences import (
-        ExclusiveProgram,
-        exclusive_bounds,
-        longest,
-        max_exclusive,
+    from milpplan.lengths.bounds.count_cuts import (
+        CapacityRow,
+        Cut,
+        IdleTimeBound,
+        PipelineCuts,
+        best_profile,
+        last_stage_cut,
     )
-    from milpplan.lengths.bounds.idle_time import CapacityRow, IdleTimeBound
+    from milpplan.lengths.bounds.exclusive_program import ExclusiveProgram
     from milpplan.lengths.bounds.long_sequence import (
-        around,
         best_mixture,
         group_ns,
         load_bound,
         long_bound,
-        peaks,
     )
     from milpplan.lengths.bounds.micro_batch_pricing import (
         NOTHING,
@@ -37,15 +37,8 @@ if TYPE_CHECKING:
         MicroBatchPricing,
         PinnedItem,
     )
-    from milpplan.lengths.bounds.pipeline_bounds import (
-        PipelineCuts,
-        StageLoads,
-        Window,
-        best_profile,
-        chord,
-        last_stage_cut,
-    )
+    from milpplan.lengths.bounds.pipeline_bounds import StageLoads, Window, chord
     from milpplan.lengths.bounds.work_bounds import LinearBounds, corners, heaviest, latencies
-    from milpplan.lengths.bounds.work_envelope import BatchKind, PipelineTable
+    from milpplan.lengths.bounds.work_envelope import BatchKind, PipelineTable, around, peaks
 else:
     __getattr__ = lazy_exports(__name__, __file__)

@@ -262,10 +262,11 @@ class ConfigurationBound:
         for count_range in work_bound.bound_near(work_bound.total_load).ranges:
             window = None if count_range.last is None else Window.of(count_range.first, count_range.last)
             self.ordinary.nodes.append(WindowNode(window, (count_range.bound,)))
-        for group in work_bound.classes:
-            long_bound = max(group.long_bounds, key=lambda bound: bound.at(work_bound.total_load))
+        if work_bound.long_bounds:
+            longest = PinnedItem(len(work_bound.sequence_loads) - 1)
+            long_bound = max(work_bound.long_bounds, key=lambda bound: bound.at(work_bound.total_load))
             nodes = [WindowNode(box.window, box.bounds) for box in long_bound.boxes]
-            self.with_longest = WindowTree(pricing, halved, PinnedItem(group.first), long_bound.alone, nodes)
+            self.with_longest = WindowTree(pricing, halved, longest, long_bound.alone, nodes)
         # Replicas with a micro-batch above a threshold, and the thresholds that remain.
         self.with_large: list[WindowTree] = []
         items, capacity = pricing.items, pricing.base.shape[-1]
@@ -295,10 +296,8 @@ class ConfigurationBound:
         # For parts of the workload the original bounds may be stronger.
         bounds = (self.bound, *self.work_bound.bounds)
         long_bound = LongSequenceBound.of(self.with_longest.min_load, windows)
-        classes = tuple(
-            replace(group, long_bounds=(long_bound, *group.long_bounds)) for group in self.work_bound.classes
-        )
-        bound = replace(self.work_bound, bounds=bounds, classes=classes)
+        long_bounds = (long_bound, *self.work_bound.long_bounds) if self.work_bound.long_bounds else ()
+        bound = replace(self.work_bound, bounds=bounds, long_bounds=long_bounds)
         return max(bound, self.best_work_bound, key=lambda bound: bound.workload_bound_ns)
 
     def run(self, time_ns: float, deadline: Deadline) -> None:

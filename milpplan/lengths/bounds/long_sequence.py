@@ -21,12 +21,6 @@ at least the Z of C(Z) = D Y (``group_ns``). Inverses of concave rising function
 is
 concave in Y: between two loads it is above its chord.
 
-**Best loads** around a sequence that is longer than the best loads without it. The pipeline waits around such a
-sequence unless the micro-batches before and after it are nearly as long, so fewer and larger micro-batches than
-elsewhere are best: they rise to it and fall from it. Their shares of the total depend on little but the share of
-the sequence, so they are computed once for some shares (``best_profile`` with a floor) and used for
-every batch whose longest sequence has a share near one of them. Heuristics only.
-
 **Last stage**: lower bound of a pipeline's time for a workload, whatever its micro-batches, where the last stage
 has more work (``LoadBound``).
 
@@ -94,13 +88,9 @@ from milpplan.lengths.bounds.pipeline_bounds import (
     PathBound,
     StageLoads,
     Window,
-    best_profile,
     loads_within,
 )
-from milpplan.lengths.tabled import (
-    FloatArray,
-    Pipeline,
-)
+from milpplan.lengths.tabled import FloatArray
 
 # Numbers of micro-batches from here on have no program; and the numbers at which ranges begin.
 MAX_MICRO_BATCHES = 129
@@ -125,21 +115,23 @@ def best_mixture(stages: StageLoads, num_stages: int, window: Window, load: floa
     return graph.mixture(np.maximum(duals, 0.0), window)
 
 
-def best_loads(
+def solved_window(
     stages: StageLoads, num_stages: int, window: Window, load: float, least: float = 0.0
-) -> tuple[float, FloatArray] | None:
-    """Find the minimum time of a ``load`` in real parts, for packing; it is no bound.
+) -> tuple[float, FloatArray, Mixture] | None:
+    """Find the minimum time of a ``load`` in real parts.
 
     ``least`` is the minimum load of the micro-batch that the window is around.
 
     Returns:
-        The time and the parts, [v] ns; None if the load does not fit.
+        The time, the parts, [v] ns, and the mixture that proves them; None if the load does not fit.
     """
-    answer = _program(stages, Graph.of(num_stages, window), window, load, least)
+    graph = Graph.of(num_stages, window)
+    answer = _program(stages, graph, window, load, least)
     if answer is None:
         return None
-    parts = answer.values[-window.number * len(stages.kinds) :]
-    return answer.value * load, parts.reshape(-1, window.number).sum(axis=0) * load
+    parts = answer.values[-window.number * len(stages.kinds) :].reshape(-1, window.number).sum(axis=0)
+    mixture = graph.mixture(np.maximum(0.0, -answer.at_most[: len(graph.tails)]), window)
+    return answer.value * load, parts * load, mixture
 
 
 def _program(
@@ -296,61 +288,6 @@ def load_bound(
             bound = max(worst.bound, work(first), key=lambda bound: bound.at(load))
             ranges.append(MicroBatchCountRange(first, last, bound))
     return LoadBound(tuple(sorted(ranges, key=lambda micro_batch_range: micro_batch_range.first)))
-
-
-# Shares of the longest sequence that are computed: from the largest share without it times _FIRST, rising by the
-# factor _TIMES, up to _LAST.
-_FIRST, _TIMES, _LAST = 1.15, 1.35, 0.7
-# Numbers of micro-batches tried, as multiples of the total over the longest sequence; the divisor that gives the
-# position of the sequence; and the number up to which all positions are tried, since small programs are cheap.
-_NUMBERS, _BEFORE, _FEW = (1.1, 1.25, 1.5, 1.8, 2.2), 3, 10
-# Loads below this share of the total are dropped; factor by which the longest sequence may exceed a shape's peak.
-_NOTHING, _NEAR = 1e-5, 1.02
-
-
-def peaks(pipeline: Pipeline, longest_units: int, share: float) -> tuple[FloatArray, ...]:
-    """Compute best loads around a long sequence, for shares of the sequence above ``share``.
-
-    Args:
-        pipeline: the pipeline.
-        longest_units: work of the sequence.
-        share: largest share of a micro-batch in best loads without the sequence.
-
-    Returns:
-        Loads [v] as shares of the total, in ascending order of the sequence's share.
-    """
-    shapes: list[FloatArray] = []
-    share *= _FIRST
-    while share < _LAST:
-        units = int(longest_units / share)
-        numbers = {max(2, int(part / share)) for part in _NUMBERS}
-        profiles = [
-            best_profile(pipeline, number, units, longest_units, ((position, longest_units),))
-            for number in sorted(numbers)
-            for position in (range(number) if number <= _FEW else (number // _BEFORE,))
-        ]
-        best = min(
-            (profile for profile in profiles if profile is not None),
-            key=lambda profile: profile.time_ns,
-            default=None,
-        )
-        if best is not None:
-            shares = best.units / best.units.sum()
-            shares = shares[shares > _NOTHING]
-            shapes.append(shares / shares.sum())
-        share *= _TIMES
-    return tuple(shapes)
-
-
-def around(shapes: Sequence[FloatArray], share: float) -> list[FloatArray]:
-    """Select the shapes for a longest sequence with this share of the total, most likely first.
-
-    The next lower shape comes first, since no other sequence should make the pipeline wait. Returns no shape if
-    the share is below all.
-    """
-    below = [shape for shape in shapes if shape.max() * _NEAR < share]
-    above = shapes[len(below) : len(below) + 1]
-    return [*below[-1:], *above] if below else []
 
 
 # Numbers ahead and behind at which boxes begin; the last boxes are open.

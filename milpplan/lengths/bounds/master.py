@@ -32,18 +32,12 @@ import numpy as np
 from milpplan.lengths.bounds import glop
 from milpplan.lengths.bounds.micro_batch_pricing import NOTHING, Items, KnapsackDP
 from milpplan.lengths.deadline import NEVER, Deadline
-from milpplan.lengths.search_parameters import PARAMETERS
+from milpplan.lengths.search_parameters import PARAMETERS, ROUNDED_UP, SAFETY, UNFIT_NS
 from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.simulation import BoolArray, FloatArray, IntArray
 
-# Factor that covers the rounding of float sums.
-_SAFETY = 1.0 - 1e-9
-# Time of a length that does not fit, ns.
-_NEVER = 1e18
 # Weights of *hidden* in the forward and in the backward.
 _MIXTURES = ((0.0, 0.0), (0.5, 0.5), (1.0, 1.0))
-# Factor that covers the rounding of float sums.
-_MORE = 1.0 + 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +85,7 @@ class Contents:
         capacity = pool.max_quanta(member, shared_memory=False)
         num_replicas = pool.members[member].candidate.layout.dp
         bounds = pool.linear_bounds(member, shared_memory=False)
-        linear = np.minimum(bounds.shares[bounds.constants == 0.0] * num_replicas, _NEVER)
+        linear = np.minimum(bounds.shares[bounds.constants == 0.0] * num_replicas, UNFIT_NS)
         tables, load = pool.tables[member], pool.load
         slopes = np.array(tables.slopes)[:, None]
         kernels = np.array([tables.kernels([0], phase) for phase in (0, 1)])
@@ -103,19 +97,19 @@ class Contents:
         single_ns = (
             (suffix_minimum[..., np.minimum(sizes, capacity) - 1] + attention + once).max(axis=1).sum(axis=0)
         )
-        fits = (sizes <= capacity) & (load.counts > 0) & (single_ns <= limit_ns * _MORE)
+        fits = (sizes <= capacity) & (load.counts > 0) & (single_ns <= limit_ns * ROUNDED_UP)
         hidden = np.array(_MIXTURES if pool.members[member].candidate.layout.cp > 1 else _MIXTURES[-1:])
         weights = np.stack([1.0 - hidden, hidden], axis=-1)
         base_, attention_, once_ = (np.einsum("rpw,pwg->rg", weights, kind) for kind in (base, attention, once))
-        short = base_.max(axis=0) <= limit_ns * _MORE
+        short = base_.max(axis=0) <= limit_ns * ROUNDED_UP
         mixed = (base_, attention_, once_)
         items = Items(sizes, load.counts, fits)
         return Contents(member, 1.0 / num_replicas, linear, base, attention, once, mixed, items, short)
 
     def first_duals(self, counts: FloatArray) -> FloatArray:
         """Return the dual values [n] of the linear bound that is highest for ``counts`` [n] sequences."""
-        best = int((np.where(self.linear < _NEVER, self.linear, 0.0) @ counts).argmax())
-        return np.asarray(self.share * _SAFETY * self.linear[best])
+        best = int((np.where(self.linear < UNFIT_NS, self.linear, 0.0) @ counts).argmax())
+        return np.asarray(self.share * SAFETY * self.linear[best])
 
     @property
     def entries(self) -> int:
@@ -254,7 +248,7 @@ def single_strategy_bound_ns(pool: StrategyTables, member: int, limit_ns: float,
     if not can_price([contents]):
         return bound_ns
     solution = solve_master([contents], counts, cutoff_ns=limit_ns - fixed_cost_ns, deadline=deadline)
-    return max(bound_ns, min(limit_ns, solution.value_ns * _SAFETY + fixed_cost_ns))
+    return max(bound_ns, min(limit_ns, solution.value_ns * SAFETY + fixed_cost_ns))
 
 
 def replica_duals(pool: StrategyTables, member: int, counts: FloatArray, limit_ns: float) -> FloatArray:
@@ -271,7 +265,7 @@ def replica_duals(pool: StrategyTables, member: int, counts: FloatArray, limit_n
     contents = replace(Contents.of(pool, member, limit_ns), share=1.0)
     if not contents.items.fits[counts > 0].all() or not can_price([contents]):
         return np.where(counts > 0, contents.first_duals(counts), 0.0)
-    return solve_master([contents], counts).duals * _SAFETY
+    return solve_master([contents], counts).duals * SAFETY
 
 
 def _single_sequences(pricing_problems: Sequence[Contents], counts: FloatArray) -> RestrictedMaster:
@@ -298,7 +292,7 @@ def _price_all(
     """
     max_factor, rows, costs = 1.0, [], [np.zeros(0)]
     for problem in pricing_problems:
-        if ((prices <= problem.share * _SAFETY * problem.linear) | ~problem.items.fits).all(axis=1).any():
+        if ((prices <= problem.share * SAFETY * problem.linear) | ~problem.items.fits).all(axis=1).any():
             continue
         if deadline.passed:
             return float("inf"), [], np.zeros(0)

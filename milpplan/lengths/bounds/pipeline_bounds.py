@@ -1,48 +1,4 @@
-"""Lower bounds of the time of one kind of pipeline, by number of micro-batches, that hold for every load.
-
-For a replica with v micro-batches of loads t_m = c + y_m that hold W = sum y_m units, ``time >= cut(W)`` for each
-cut of the slot v (f and b the parts of a unit's forward and backward, l the transfer):
-
- - *last stage*: (f + b) (W + c v) + (P - 1) ((f + b) c + 2 l).
-   Proof. The last stage does all the work; before it the first micro-batch, no shorter than c, runs forward
-   through P - 1 stages, and after it the last one runs backward through them.
- - *drain*: (f + b) (W + c v) + (P - 1) (f c + max(0, b - f) (c + W / v) + 2 l).
-   Proof. Follow the first micro-batch forward to the last stage, all work there up to the backward of the longest
-   micro-batch M, that backward to the first stage, and all work there after it. Under 1F1B these are the backwards
-   of all m > M and the forwards of all m >= M + P, so the path lacks the forwards of at most P - 1 micro-batches,
-   none longer than M: it takes at least (f + b) sum t + (P - 1) f c + (P - 1) (b - f) t_M + 2 (P - 1) l, and t_M
-   is at least the mean c + W / v. (With b < f the *last stage* cut takes its place.)
- - *profile*: ``Cut``, the best real loads, at the load of all sequences that fit, at a half and at a
-   quarter of it, for the numbers of micro-batches that the other cuts leave open there.
-
-The last slot also stands for all larger numbers (unless there are fewer sequences): its only cut, *last stage*,
-grows with v.
-
-A slot of v micro-batches holds at most the densest sequences that fit into v times the tokens of one (the last
-slot, if open: any load). For pipelines of one stage there are no other cuts: they take their load and v c.
-
-**From one replica to D.** The largest load of D equal replicas is at least W / D, and every cut grows with the
-load, so the time of the slowest is at least the minimum over v of the greatest cut of v at W / D.
-
-**Best loads** of the micro-batches of one pipeline, and the bound of every packing that their duals prove.
-
-For v micro-batches with loads t_m = c + y_m (c the empty micro-batch, sum of y_m = W, 0 <= y_m <= cap) the time
-of a 1F1B pipeline is a longest path (``tabled.problem``), so the minimum over all real y is a linear program:
-
-    minimise z   with   z >= e(last),  e(i) >= e(j) + lag(j, i) + parts(i) * t_m(i)   for all arcs j -> i.
-
-Its dual is a flow q of one unit along the arcs, a mixture of paths. With w_m the parts of micro-batch m on that
-mixture, every packing with v micro-batches satisfies, for any alpha,
-
-    time >= lags + c * sum_m w_m + alpha * W - sum_m max(0, alpha - w_m) * cap                             (cut)
-
-Proof. The time is at least the length of every path, so at least the mean of the paths' lengths with weights q,
-which is lags + sum_m w_m (c + y_m). And sum_m w_m y_m = alpha W + sum_m (w_m - alpha) y_m
->= alpha W - sum_m max(0, alpha - w_m) cap, because 0 <= y_m <= cap. Any flow of one unit gives a bound, so the
-solver's dual is rounded to a flow in whole 2^-40ths and the bound does not rest on its accuracy. The cut is linear
-in W and is kept as integers over 2^40.
-
-A pipeline that packs whole sequences satisfies the cut with W the sum of its sequences' units.
+"""Lower bounds of 1F1B pipelines by mixtures of paths.
 
 **Mixtures of paths** through a 1F1B pipeline: the graph of its work, flows along its arcs, and their lower bounds.
 The time of a pipeline is at least the length of every path, so it is at least that of any mixture of paths: of a
@@ -52,207 +8,15 @@ on the last stage, forward and backward on the others, on links, and the first s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
-from typing import Any, Final
+from functools import lru_cache
 
 import numpy as np
 
-from milpplan.lengths.bounds import glop as linear
-from milpplan.lengths.tabled import (
-    FloatArray,
-    Int64Array,
-    Kind,
-    Pipeline,
-)
+from milpplan.lengths.search_parameters import SAFETY
+from milpplan.lengths.tabled import FloatArray
 from milpplan.lengths.tabled import Int64Array as IntArray
-
-SCALE_BITS: Final = 40
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """``2**SCALE_BITS * time_ns >= slope * W + constant`` for every packing of W units into v micro-batches."""
-
-    num_micro_batches: int
-    slope: int
-    constant: int
-
-    def at(self, units: float) -> float:
-        """Return the bound in ns at a load of ``units``."""
-        return float(self.slope * units + self.constant) / 2.0**SCALE_BITS
-
-
-@dataclass(frozen=True, slots=True)
-class PathMixture:
-    """A mixture of paths through a pipeline: its transfers in ns, and its parts of each micro-batch [v]."""
-
-    lags: int
-    weights: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BestLoads:
-    """Best real loads [v] in units, without the empty micro-batch, their time, and the cut that proves it.
-
-    ``paths`` is the mixture of paths behind the cut: a pipeline's time is at least
-    ``lags + sum_m weights_m (c + y_m)`` for all its loads y, both over ``2**SCALE_BITS``.
-    """
-
-    units: FloatArray
-    time_ns: float
-    cut: Cut
-    paths: PathMixture
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Graph:
-    """Nodes 0 .. 2 P v - 1 in the order of the sweep, and arcs with their lags; tail -1 is the beginning."""
-
-    parts: Int64Array
-    micro_batch: Int64Array
-    tails: Int64Array
-    heads: Int64Array
-    lags: Int64Array
-    matrix: Any
-
-
-@lru_cache(maxsize=512)
-def _graph(num_stages: int, num_micro_batches: int, forward: int, backward: int, transfer_ns: int) -> _Graph:
-    """Build the graph of ``pipeline_times_ns`` as arcs, and the matrix of the linear program."""
-    import scipy.sparse as sparse
-
-    nodes: dict[tuple[int, int, int], int] = {}
-    arcs: list[tuple[int, int, int]] = []
-    last = [-1] * num_stages
-
-    def work(is_backward: int, stage: int, micro_batch: int, needed_node: int | None) -> None:
-        node = len(nodes)
-        nodes[is_backward, stage, micro_batch] = node
-        arcs.append((last[stage], node, 0))
-        if needed_node is not None:
-            arcs.append((needed_node, node, transfer_ns))
-        last[stage] = node
-
-    for turn in range(num_micro_batches + num_stages):
-        for stage in range(num_stages):
-            backward_of = turn - num_stages + stage
-            if 0 <= backward_of < num_micro_batches:
-                work(1, stage, backward_of, nodes.get((1, stage + 1, backward_of)))
-            if turn < num_micro_batches:
-                work(0, stage, turn, nodes.get((0, stage - 1, turn)))
-    keys = list(nodes)
-    parts = np.array([backward if key[0] else forward for key in keys], np.int64)
-    micro_batch = np.array([key[2] for key in keys], np.int64)
-    tails, heads, lags = (np.array(column, np.int64) for column in zip(*arcs, strict=True))
-    rows = np.arange(len(arcs))
-    inner = tails >= 0
-    # Columns: ends of nodes, then loads; the last node's end is the objective.
-    matrix = sparse.csr_matrix(
-        (
-            np.concatenate([-np.ones(len(arcs)), np.ones(int(inner.sum())), parts[heads].astype(float)]),
-            (
-                np.concatenate([rows, rows[inner], rows]),
-                np.concatenate([heads, tails[inner], len(keys) + micro_batch[heads]]),
-            ),
-        ),
-        shape=(len(arcs), len(keys) + num_micro_batches),
-    )
-    return _Graph(parts, micro_batch, tails, heads, lags, matrix)
-
-
-@lru_cache(maxsize=4096)
-def best_profile(
-    pipeline: Pipeline,
-    num_micro_batches: int,
-    units: int,
-    cap_units: int,
-    floors: tuple[tuple[int, int], ...] = (),
-) -> BestLoads | None:
-    """Find the best real loads of ``num_micro_batches`` micro-batches that hold ``units`` together.
-
-    Args:
-        pipeline: the pipeline.
-        num_micro_batches: number of micro-batches of the replica.
-        units: the sum of their loads.
-        cap_units: upper bound of each load.
-        floors: pairs (micro-batch, minimum load), for long sequences placed already: they shape the loads and
-            leave the cut valid.
-
-    Returns:
-        The loads and their cut; None if the loads do not fit.
-    """
-    empty = pipeline.micro_batch_units
-    graph = _graph(
-        pipeline.num_stages,
-        num_micro_batches,
-        pipeline.forward_parts,
-        pipeline.backward_parts,
-        pipeline.transfer_ns,
-    )
-    num_nodes = graph.parts.size
-    cost = np.zeros(num_nodes + num_micro_batches)
-    cost[num_nodes - 1] = 1.0
-    total = np.zeros((1, cost.size))
-    total[0, num_nodes:] = 1.0
-    lower, upper = np.zeros(cost.size), np.full(cost.size, np.inf)
-    upper[num_nodes:] = cap_units
-    for micro_batch, floor in floors:
-        lower[num_nodes + micro_batch] = floor
-        upper[num_nodes + micro_batch] = max(floor, cap_units)
-    right_sides = -graph.lags - (graph.parts[graph.heads] * empty).astype(float)
-    scale = max(1.0, float(units + empty * num_micro_batches))
-    answer = linear.least(
-        cost, (graph.matrix, right_sides / scale), (total, np.array([units / scale])), lower / scale, upper / scale
-    )
-    if answer is None:
-        return None
-    paths = _paths(graph, -answer.at_most, num_micro_batches)
-    cut = _cut(pipeline, paths, units, cap_units)
-    return BestLoads(answer.values[num_nodes:] * scale, answer.value * scale, cut, paths)
-
-
-def _paths(graph: _Graph, duals: FloatArray, num_micro_batches: int) -> PathMixture:
-    """Round the flow of ``duals`` [arcs] to whole 2^-40ths, from the last node backwards."""
-    unit = 2**SCALE_BITS
-    into: list[list[int]] = [[] for _ in range(graph.parts.size)]
-    for arc, head in enumerate(graph.heads.tolist()):
-        into[head].append(arc)
-    through = [0] * graph.parts.size
-    through[-1] = unit
-    weights = [0] * num_micro_batches
-    lags = 0
-    tails, lag_of = graph.tails.tolist(), graph.lags.tolist()
-    for node in range(graph.parts.size - 1, -1, -1):
-        amount = through[node]
-        if not amount:
-            continue
-        weights[int(graph.micro_batch[node])] += amount * int(graph.parts[node])
-        arcs = into[node]
-        shares = np.maximum(duals[arcs], 0.0)
-        share = float(shares[0] / shares.sum()) if shares.sum() > 0 else 1.0
-        first = amount if len(arcs) == 1 else min(amount, round(amount * share))
-        for arc, flow in zip(arcs, (first, amount - first), strict=False):
-            lags += flow * lag_of[arc]
-            if tails[arc] >= 0:
-                through[tails[arc]] += flow
-    return PathMixture(lags, tuple(weights))
-
-
-def _cut(pipeline: Pipeline, paths: PathMixture, units: int, cap_units: int) -> Cut:
-    """Return the cut of a mixture of paths that is highest at a load of ``units``."""
-    weights = paths.weights
-    # The best alpha is the weight at which the cheapest micro-batches hold all units.
-    slope, remaining = max(weights), units
-    for weight in sorted(weights):
-        remaining -= cap_units
-        if remaining <= 0:
-            slope = weight
-            break
-    spare = sum(max(0, slope - weight) for weight in weights) * cap_units
-    constant = paths.lags + pipeline.micro_batch_units * sum(weights) - spare
-    return Cut(len(weights), slope, constant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,10 +57,6 @@ class Window:
         return self.ahead[1] - self.ahead[0], self.ahead[1] + self.behind[0] + 1
 
 
-# Relative slack for rounding errors in sums of flows.
-_SAFETY = 1.0 - 1e-9
-
-
 @dataclass(frozen=True, slots=True)
 class PathBound:
     """``time >= constant + slope * load`` for all loads."""
@@ -306,11 +66,11 @@ class PathBound:
 
     def at(self, load: float) -> float:
         """Return the bound at a load, ns."""
-        return (self.constant + self.slope * load) * _SAFETY
+        return (self.constant + self.slope * load) * SAFETY
 
     def within(self, time_ns: float) -> float:
         """Return the largest load that the bound allows within a time."""
-        slack_ns = time_ns / _SAFETY - self.constant
+        slack_ns = time_ns / SAFETY - self.constant
         return 0.0 if slack_ns <= 0.0 else slack_ns / self.slope if self.slope > 0.0 else float("inf")
 
 
@@ -319,7 +79,7 @@ def loads_within(bounds: Sequence[PathBound]) -> Callable[[FloatArray], FloatArr
     constants, slopes = (np.array([getattr(bound, name) for bound in bounds]) for name in ("constant", "slope"))
 
     def within(times: FloatArray) -> FloatArray:
-        slack_ns = (times[:, None] / _SAFETY - constants).clip(0.0)
+        slack_ns = (times[:, None] / SAFETY - constants).clip(0.0)
         # A bound without a slope allows any load, or none.
         limits = np.divide(slack_ns, slopes, out=np.where(slack_ns > 0.0, np.inf, 0.0), where=slopes > 0.0)
         return np.asarray(limits.max(axis=1))
@@ -334,134 +94,6 @@ def chord(ends: tuple[float, float], values: Sequence[float]) -> tuple[float, fl
     """
     slope = (values[1] - values[0]) / (ends[1] - ends[0])
     return slope, values[0] - slope * ends[0]
-
-
-# Numbers of micro-batches are not listed if their last-stage cut exceeds the best drain cut by this factor.
-_BEYOND = 1.04
-_MAX_SLOTS = 400
-# Loads, as shares of the total that fits, at which profiles are computed.
-_SHARES = (1.0, 0.5, 0.25)
-
-
-def last_stage_cut(kind: Kind, num_micro_batches: int) -> Cut:
-    """Return the *last stage* cut of the module."""
-    pipeline = kind.pipeline
-    empty = pipeline.parts * pipeline.micro_batch_units
-    ramp = (pipeline.num_stages - 1) * (empty + 2 * pipeline.transfer_ns)
-    return Cut(num_micro_batches, pipeline.parts << SCALE_BITS, (empty * num_micro_batches + ramp) << SCALE_BITS)
-
-
-def drain_cut(kind: Kind, num_micro_batches: int) -> Cut:
-    """Return the *drain* cut of the module; its slope is rounded down."""
-    pipeline, others = kind.pipeline, kind.pipeline.num_stages - 1
-    backward_excess = max(0, pipeline.backward_parts - pipeline.forward_parts)
-    slope = (pipeline.parts << SCALE_BITS) + (others * backward_excess << SCALE_BITS) // num_micro_batches
-    empty = pipeline.micro_batch_units
-    drain = pipeline.forward_parts * empty + backward_excess * empty + 2 * pipeline.transfer_ns
-    return Cut(
-        num_micro_batches, slope, (pipeline.parts * empty * num_micro_batches + others * drain) << SCALE_BITS
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class CountCuts:
-    """Cuts of one number of micro-batches; an ``open_ended`` slot also stands for larger numbers."""
-
-    num_micro_batches: int
-    cuts: tuple[Cut, ...]
-    open_ended: bool = False
-
-    def at(self, units: float) -> float:
-        """Return the lower bound of the time of a replica with this load, ns."""
-        return max(cut.at(units) for cut in self.cuts)
-
-
-class PipelineCuts:
-    """Cuts of one kind by number of micro-batches, cached: ``rough`` without profiles, ``slots`` with them."""
-
-    def __init__(self, kind: Kind) -> None:
-        self.kind = kind
-
-    @cached_property
-    def rough(self) -> tuple[CountCuts, ...]:
-        """A slot for every number of micro-batches that could be best, and one for all larger numbers."""
-        kind = self.kind
-        sequences = int(kind.counts[kind.fits].sum())
-        limit = min(kind.pipeline.max_micro_batches or _MAX_SLOTS, max(1, sequences), _MAX_SLOTS)
-        load = kind.total_units / kind.num_replicas
-        slots: list[CountCuts] = []
-        best = float("inf")
-        for number in range(1, limit + 1):
-            last = last_stage_cut(kind, number)
-            if last.at(load) > best * _BEYOND or number == _MAX_SLOTS:
-                return (*slots, CountCuts(number, (last,), True))
-            slots.append(CountCuts(number, (last, drain_cut(kind, number))))
-            if kind.most_units(number) >= load:
-                best = min(best, slots[-1].at(load))
-        return tuple(slots)
-
-    @cached_property
-    def slots(self) -> tuple[CountCuts, ...]:
-        """``rough`` with profiles where they can raise the bound."""
-        if self.kind.pipeline.num_stages == 1:
-            return self.rough
-        whole = self.kind.total_units / self.kind.num_replicas
-        return self._with_profiles((share * whole for share in _SHARES), self.rough)
-
-    def near(self, load: float) -> tuple[CountCuts, ...]:
-        """Return ``slots`` with profiles at one more ``load`` of a replica."""
-        return self._with_profiles((load,), self.slots)
-
-    def _with_profiles(self, loads: Iterable[float], slots: tuple[CountCuts, ...]) -> tuple[CountCuts, ...]:
-        """Add the cuts of profiles at several loads to slots."""
-        extra: dict[int, list[Cut]] = {}
-        for load in loads:
-            self._add_profiles(load, extra)
-        return tuple(replace(slot, cuts=(*slot.cuts, *extra.get(slot.num_micro_batches, ()))) for slot in slots)
-
-    def _add_profiles(self, load: float, extra: dict[int, list[Cut]]) -> None:
-        """Add profiles at ``load``, best rough cut first, until the other numbers' rough cuts are above."""
-        kind = self.kind
-        best = float("inf")
-        # A profile holds for one number of micro-batches only.
-        closed = [slot for slot in self.rough if not slot.open_ended]
-        for slot in sorted(closed, key=lambda slot: slot.at(load)):
-            number = slot.num_micro_batches
-            profile_cuts = extra.setdefault(number, [])
-            bound = max([slot.at(load), *(cut.at(load) for cut in profile_cuts)])
-            if slot.at(load) >= best:
-                return
-            if bound >= best:
-                continue
-            full = min(int(load), int(0.97 * number * kind.cap_units))
-            profile = best_profile(kind.pipeline, number, full, kind.cap_units)
-            if profile is None:
-                continue
-            profile_cuts.append(profile.cut)
-            if number * kind.cap_units >= load:
-                best = min(best, max(bound, profile.cut.at(load)))
-
-    def most_units(self, slot: CountCuts) -> float:
-        """Return the maximum load of a replica in the slot."""
-        return float("inf") if slot.open_ended else self.kind.most_units(slot.num_micro_batches)
-
-    def at(self, units: float) -> float:
-        """Return the lower bound of the slowest replica when all hold ``units`` together, ns."""
-        load = units / self.kind.num_replicas
-        return min(slot.at(load) for slot in self.slots if self.most_units(slot) >= load)
-
-    @cached_property
-    def inflation(self) -> float:
-        """The largest r such that the rough cuts give ``time >= r * parts * W / D`` for every load W that fits.
-
-        A rough cut's ratio to W falls with W, so in each slot it is smallest at the slot's maximum load.
-        """
-        highest_load = self.kind.total_units / self.kind.num_replicas
-        if not highest_load:
-            return 1.0
-        loads = [min(highest_load, self.most_units(slot)) for slot in self.rough]
-        ratios = [slot.at(load) / load for slot, load in zip(self.rough, loads, strict=True)]
-        return min(ratios) / self.kind.pipeline.parts
 
 
 @dataclass(frozen=True, slots=True)

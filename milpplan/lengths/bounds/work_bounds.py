@@ -33,10 +33,8 @@ ends, the last one runs backward through them. Neither takes less than the short
 x_k y_k / D of the last stages, h concave. So from Y_0 to Y_1 the group takes at least the chord of h; and as Y_0
 <= Y <= Y_1 there, also the chord + (Y_0 - Y), and the chord + (Y - Y_1): ``chords_between``.
 
-**Long sequences** (``bounds.long_sequence``). A group whose longest sequence has some length or more takes
-at least a concave function H(Y) of its mean work, above h: the same rows with H in the place of h. Groups are
-divided into classes by their longest sequence (``PipelineWorkBound.classes``): a group that holds a long one is
-bounded by H; a group that does not leaves it to others.
+**Long sequences** (``bounds.long_sequence``). A group that holds the longest sequence takes at least a concave
+function H(Y) of its mean work, above h.
 
 **Replicas.** On q <= D replicas in use q Z >= the sum of their times, so constants of each replica count in full.
 """
@@ -53,14 +51,12 @@ from milpplan.lengths.bounds import StageLoads, chord, group_ns, load_bound, lon
 from milpplan.lengths.bounds.long_sequence import MAX_MICRO_BATCHES, LoadBound, LongSequenceBound
 from milpplan.lengths.candidates import SizedCandidate
 from milpplan.lengths.cost_tables import Tables, hull_below, line_of, turns_down
+from milpplan.lengths.search_parameters import ROUNDED_UP, SAFETY
 from milpplan.simulation import FloatArray
 
 MOST_STAGES = 8
 """Maximum number of stages in programs: of deeper pipelines the last stages suffice, as they form a pipeline of
 the same schedule."""
-
-# Factor that covers the rounding of sums in the capacity of micro-batches.
-_MORE = 1.0 + 1e-9
 
 
 def stage_loads(tables: Tables, num_stages: int, max_quanta: int, at: float) -> StageLoads:
@@ -115,7 +111,7 @@ def heaviest(sequence_weights: FloatArray, load: Load, max_quanta: int) -> Float
     weights = (load.counts * sequence_weights)[fits][order]
     capacities = np.arange(MAX_MICRO_BATCHES + 1.0) * max_quanta
     sums = np.interp(capacities, np.append(0.0, np.cumsum(quanta_held)), np.append(0.0, np.cumsum(weights)))
-    return np.asarray(np.diff(sums) * _MORE)
+    return np.asarray(np.diff(sums) * ROUNDED_UP)
 
 
 def tolls(tables: Tables, max_quanta: int) -> FloatArray:
@@ -142,22 +138,20 @@ SHARED_MEMORY_SHARE = 0.3
 """Share of the whole work at which shared-memory bounds are tight."""
 _ALONE, _BESIDE, _EXACT_EFFORT = ((1.0,), 18), ((1.0, SHARED_MEMORY_SHARE), 7), 40
 # Resolution of the stages' shares in programs: coarser for pipelines of at least DEEP stages, whose programs are
-# expensive, and finer for refined bounds.
+# expensive.
 DEEP = 8
 """Number of stages from which programs of all stages are expensive."""
 _STEP, _DEEP_STEP = 0.01, 0.04
-# Shares, programs and resolution of refined bounds.
-_FINER, _DEEP_FINER = ((0.6, 0.25), 28, 0.005), ((0.5, 0.25), 12, _DEEP_STEP)
-# Shares of the whole work, or multiples of the sequence, at which bounds of groups with the longest sequence are
-# tight, and programs for each.
-_LONGEST_SHARES, _CLASS_LEAST = (0.7, 0.4), 1.2
-_LONGEST_EFFORT, _LENGTHENED_EFFORT, _STAGES_EFFORT = 48, 60, 160
+# The longest sequence's load times this is the least load at which its bound is tight; programs of that bound.
+_CLASS_LEAST, _LENGTHENED_EFFORT = 1.2, 60
+# Shares of the whole work at which refined bounds are tight, without and with the longest sequence, and programs
+# for each.
+_REFINED_SHARES, _REFINED_EFFORT = (0.6, 0.25), 28
+_REFINED_LONGEST, _REFINED_LONGEST_EFFORT = (0.7, 0.4), 48
 # Divisors of an even micro-batch's load at which lines of pipelines are highest.
 _EVEN = (1.0, 3.0, 12.0)
 # Reduction of the number of programs while these lines are compared.
 _TRY = 2
-# Factor that covers the rounding of float sums.
-_SAFETY = 1.0 - 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,16 +175,6 @@ class LinearBounds:
 
 
 @dataclass(frozen=True, slots=True)
-class LengthClass:
-    """Groups whose longest sequence has length index ``first`` to ``end`` - 1."""
-
-    first: int
-    end: int
-    long_bounds: tuple[LongSequenceBound, ...] = ()
-    """Bounds of the replica with the longest sequence, each tight at another work."""
-
-
-@dataclass(frozen=True, slots=True)
 class PipelineWorkBound:
     """Bounds of a pipeline's group by the mean work of its last stages."""
 
@@ -204,8 +188,8 @@ class PipelineWorkBound:
     num_stages: int
     num_replicas: int
     ramp_ns: float
-    classes: tuple[LengthClass, ...] = ()
-    """Bounds of groups by their longest sequence."""
+    long_bounds: tuple[LongSequenceBound, ...] = ()
+    """Bounds of the replica with the workload's longest sequence."""
 
     @staticmethod
     def of(
@@ -240,19 +224,19 @@ class PipelineWorkBound:
                 unbounded = PipelineWorkBound(
                     (), sequence_loads, total_load, stages, num_stages, layout.dp, ramp_ns
                 )
-                by_load[total_load] = unbounded.with_bounds_at((share,), effort // _TRY, step, capped=False)
+                by_load[total_load] = unbounded.with_bounds_at((share,), effort // _TRY, step)
         best = max(by_load.values(), key=lambda bound: bound.at(share * bound.total_load))
-        best = best.with_bounds_at(shares, effort, step, capped=False)
+        best = best.with_bounds_at(shares, effort, step)
         if not exact:
             return best
         exact_bound = load_bound(best.stages, num_stages, ramp_ns, best.total_load, _EXACT_EFFORT, exact=True)
         return replace(best, bounds=(exact_bound,))
 
     def with_bounds_at(
-        self, shares: Sequence[float], effort: int, step: float, *, capped: bool
+        self, shares: Sequence[float], effort: int, step: float, *, capped: bool = False
     ) -> PipelineWorkBound:
         """Return the bound with programs that are tight at ``shares`` of the whole work; ``capped`` programs limit
-        what micro-batches hold, others are reused by more pipelines."""
+        what micro-batches hold, others are shared by more pipelines."""
         stages = self.stages if capped else replace(self.stages, most=np.zeros(0))
         bounds = []
         for load in (share * self.total_load for share in shares):
@@ -270,70 +254,58 @@ class PipelineWorkBound:
         """Return the minimum time of a replica with a work, ns."""
         return self.bound_near(load).at(load)
 
-    def refined(self) -> PipelineWorkBound:
-        """Return the bound with programs that are tight for parts of the work."""
-        return self.with_bounds_at(*(_DEEP_FINER if self.num_stages >= DEEP else _FINER), capped=True)
-
     def with_longest(self, cutoff_ns: float) -> PipelineWorkBound:
         """Return the bound with the term of the workload's longest sequence, tight for the whole workload."""
-        num_lengths = len(self.sequence_loads)
         # A single replica beyond the cutoff needs no better bound; of several replicas the others take less.
         cutoff_ns = cutoff_ns if self.num_replicas == 1 else float("inf")
-        long_bound = self.around_long_sequence(num_lengths - 1, self.total_load, _LENGTHENED_EFFORT, cutoff_ns)
-        return replace(self, classes=(LengthClass(num_lengths - 1, num_lengths, (long_bound,)),))
+        return self._with_longest((1.0,), _LENGTHENED_EFFORT, cutoff_ns)
 
-    def around_long_sequence(
-        self, first: int, load: float, effort: int, cutoff_ns: float = float("inf")
-    ) -> LongSequenceBound:
-        """Return the bound of a replica with a sequence of length index ``first`` or longer, tight near a work."""
-        min_load = float(self.stages.last[first])
-        load = max(load, _CLASS_LEAST * min_load)
-        return long_bound(self.stages, self.num_stages, self.bound_near(load), min_load, load, cutoff_ns, effort)
+    def refined(self, *, holds_longest: bool) -> PipelineWorkBound:
+        """Return the bound with programs that are tight for parts of the work, with the term of the workload's
+        longest sequence if the pipeline holds it."""
+        bound = self.with_bounds_at(_REFINED_SHARES, _REFINED_EFFORT, _STEP / 2, capped=True)
+        return bound._with_longest(_REFINED_LONGEST, _REFINED_LONGEST_EFFORT) if holds_longest else bound
 
-    def divided_by_longest(self, fitting: int) -> PipelineWorkBound:
-        """Return the bound with groups of the first ``fitting`` lengths divided by whether they hold the longest
-        sequence of all."""
-        last = len(self.sequence_loads) - 1
-        if fitting <= last or last == 0:
-            return replace(self, classes=(LengthClass(0, fitting),))
-        # The effort of a program grows with the stages.
-        effort = min(_LONGEST_EFFORT, _STAGES_EFFORT // self.num_stages)
-        long_bounds = tuple(
-            self.around_long_sequence(last, share * self.total_load, effort) for share in _LONGEST_SHARES
-        )
-        return replace(self, classes=(LengthClass(0, last), LengthClass(last, fitting, long_bounds)))
+    def _with_longest(
+        self, shares: Sequence[float], effort: int, cutoff_ns: float = float("inf")
+    ) -> PipelineWorkBound:
+        """Return the bound with the term of the longest sequence, tight at ``shares`` of the whole work."""
+        min_load = float(self.stages.last[-1])
+        bounds = []
+        for share in shares:
+            load = max(share * self.total_load, _CLASS_LEAST * min_load)
+            plain = self.bound_near(load)
+            bounds.append(long_bound(self.stages, self.num_stages, plain, min_load, load, cutoff_ns, effort))
+        return replace(self, long_bounds=tuple(bounds))
 
     @property
     def workload_bound_ns(self) -> float:
         """Lower bound of the whole workload, ns."""
-        bounds_ns = [self.at(self.total_load)]
-        for length_class in self.classes:
-            if length_class.end == len(self.sequence_loads):
-                bounds_ns += [values[0] for values in self._ends(length_class, (self.total_load, self.total_load))]
-        return max(bounds_ns)
-
-    def _ends(self, length_class: LengthClass, ends: tuple[float, float]) -> list[list[float]]:
-        """Return the bounds of a group of the class at two amounts of work, ns."""
-        loads, bound = np.array(ends), self.bound_near(sum(ends) / 2)
-        return [
-            group_ns(long_bound, bound, self.num_replicas, loads).tolist()
-            for long_bound in length_class.long_bounds
-        ]
+        bound, load = self.bound_near(self.total_load), np.array([self.total_load])
+        groups = [group_ns(long, bound, self.num_replicas, load) for long in self.long_bounds]
+        return max([bound.at(self.total_load), *(float(group[0]) for group in groups)])
 
     def chords_between(
-        self, bounds: LinearBounds, low: float = 0.0, high: float = 1.0, length_class: LengthClass | None = None
+        self, bounds: LinearBounds, low: float = 0.0, high: float = 1.0, *, with_longest: bool | None = None
     ) -> LinearBounds:
-        """Add linear bounds of groups with between two shares of the whole work, of one class if it is given."""
+        """Add linear bounds of groups with between two shares of the whole work.
+
+        Args:
+            bounds: linear bounds of the same groups.
+            low: smallest share.
+            high: largest share.
+            with_longest: whether the groups hold the workload's longest sequence; None: any groups.
+        """
         ends = low * self.total_load, high * self.total_load
         bound = self.bound_near(sum(ends) / 2)
         rows = _chord_rows(ends, [bound.at(ends[0]), bound.at(ends[1])])
-        if length_class is not None:
-            rows += [row for values in self._ends(length_class, ends) for row in _chord_rows(ends, values)]
+        for long in self.long_bounds if with_longest else ():
+            rows += _chord_rows(ends, group_ns(long, bound, self.num_replicas, np.array(ends)).tolist())
         shares = np.array([slope for slope, _ in rows])[:, None] * self.sequence_loads
         shares[:, ~np.isfinite(bounds.shares[0])] = np.inf
         shares = np.concatenate([bounds.shares, shares])
-        if length_class is not None:
-            shares[:, length_class.end :] = np.inf
+        if with_longest is False:
+            shares[:, -1] = np.inf
         return LinearBounds(shares, np.concatenate([bounds.constants, [constant for _, constant in rows]]))
 
 
@@ -369,9 +341,9 @@ def work_bounds(tables: Tables, strategy: SizedCandidate, max_quanta: int) -> Li
     # Any group holds a sequence, which passes all stages.
     shares.append(np.zeros(len(quanta)))
     constants.append(float(latencies(tables, strategy, max_quanta).min()))
-    table = np.array(shares) * _SAFETY
+    table = np.array(shares) * SAFETY
     table[:, quanta > max_quanta] = np.inf
-    return LinearBounds(table, np.array(constants) * _SAFETY)
+    return LinearBounds(table, np.array(constants) * SAFETY)
 
 
 def _phase(
@@ -423,7 +395,7 @@ def passages(tables: Tables, stages: list[int], max_quanta: int, num_links: int 
                 [np.minimum.accumulate(base[::-1])[::-1][index] + slope * attention for slope, base in options],
                 axis=0,
             )
-    return np.asarray(np.where(fits, total * _SAFETY, np.inf))
+    return np.asarray(np.where(fits, total * SAFETY, np.inf))
 
 
 def latencies(tables: Tables, strategy: SizedCandidate, max_quanta: int) -> FloatArray:

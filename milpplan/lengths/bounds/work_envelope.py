@@ -1,6 +1,6 @@
 """Upper bounds of the work that the replicas of one kind do within a time, for batches that come later.
 
-``PipelineTable`` is built once, with the plan: mixtures of paths (``PathMixture``) for the numbers of
+``PipelineTable`` is built once, with the plan: mixtures of paths for the numbers of
 micro-batches that are good near the plan's load. ``BatchKind`` adds one batch's lengths, and solves no program.
 
 **Work.** A sequence of length l counts w = u + theta c phi(l) units: its own, and a share of its micro-batch's c.
@@ -16,18 +16,25 @@ parts (y + c v) >= parts max(w, w + (1 - theta) c), whatever v.
 
 For a mixture of paths with weights w_m and any alpha >= 0, ``time >= lags + c sum w_m + alpha y
 - sum max(0, alpha - w_m) cap`` (proof in ``pipeline_bounds``), for the cap of the batch at hand.
+
+**Best loads** around a sequence that is longer than the best loads without it. The pipeline waits around such a
+sequence unless the micro-batches before and after it are nearly as long, so fewer and larger micro-batches than
+elsewhere are best: they rise to it and fall from it. Their shares of the total depend on little but the share of
+the sequence, so they are computed once for some shares (``best_profile`` with a floor) and used for
+every batch whose longest sequence has a share near one of them. Heuristics only.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.lengths.bounds.long_sequence import peaks
-from milpplan.lengths.bounds.pipeline_bounds import SCALE_BITS, PathMixture, PipelineCuts, best_profile
+from milpplan.lengths.bounds.count_cuts import BestLoads, PipelineCuts, best_profile, equal_stages
+from milpplan.lengths.search_parameters import SAFETY
 from milpplan.lengths.tabled import (
     FloatArray,
     Int64Array,
@@ -46,6 +53,61 @@ _BEYOND = 1.04
 _MAX_ALPHAS = 4
 # Values of e in phi.
 _EDGES = (0.0, 0.125, 0.25, 0.375, 0.5)
+
+
+# Shares of the longest sequence that are computed: from the largest share without it times _FIRST, rising by the
+# factor _TIMES, up to _LAST.
+_FIRST, _TIMES, _LAST = 1.15, 1.35, 0.7
+# Numbers of micro-batches tried, as multiples of the total over the longest sequence; the divisor that gives the
+# position of the sequence; and the number up to which all positions are tried, since small programs are cheap.
+_NUMBERS, _BEFORE, _FEW = (1.1, 1.25, 1.5, 1.8, 2.2), 3, 10
+# Loads below this share of the total are dropped; factor by which the longest sequence may exceed a shape's peak.
+_NOTHING, _CLOSE = 1e-5, 1.02
+
+
+def peaks(pipeline: Pipeline, longest_units: int, share: float) -> tuple[FloatArray, ...]:
+    """Compute best loads around a long sequence, for shares of the sequence above ``share``.
+
+    Args:
+        pipeline: the pipeline.
+        longest_units: work of the sequence.
+        share: largest share of a micro-batch in best loads without the sequence.
+
+    Returns:
+        Loads [v] as shares of the total, in ascending order of the sequence's share.
+    """
+    shapes: list[FloatArray] = []
+    share *= _FIRST
+    while share < _LAST:
+        units = int(longest_units / share)
+        numbers = {max(2, int(part / share)) for part in _NUMBERS}
+        profiles = [
+            best_profile(pipeline, number, units, longest_units, position, longest_units)
+            for number in sorted(numbers)
+            for position in (range(number) if number <= _FEW else (number // _BEFORE,))
+        ]
+        best = min(
+            (profile for profile in profiles if profile is not None),
+            key=lambda profile: profile.time_ns,
+            default=None,
+        )
+        if best is not None:
+            shares = best.units / best.units.sum()
+            shares = shares[shares > _NOTHING]
+            shapes.append(shares / shares.sum())
+        share *= _TIMES
+    return tuple(shapes)
+
+
+def around(shapes: Sequence[FloatArray], share: float) -> list[FloatArray]:
+    """Select the shapes for a longest sequence with this share of the total, most likely first.
+
+    The next lower shape comes first, since no other sequence should make the pipeline wait. Returns no shape if
+    the share is below all.
+    """
+    below = [shape for shape in shapes if shape.max() * _CLOSE < share]
+    above = shapes[len(below) : len(below) + 1]
+    return [*below[-1:], *above] if below else []
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,16 +203,18 @@ def _learn(kind: Kind, load: int, slots: dict[int, SlotTable]) -> dict[int, Floa
             continue
         shapes[number] = profile.units / profile.units.sum()
         if slot_table is None:
-            slots[number] = _slot_table(kind, profile.paths, full)
+            slots[number] = _slot_table(kind, profile, full)
         if number * kind.cap_units >= load:
             best = min(best, max(bound, profile.cut.at(load)))
     return shapes
 
 
-def _slot_table(kind: Kind, paths: PathMixture, load: int) -> SlotTable:
+def _slot_table(kind: Kind, profile: BestLoads, load: int) -> SlotTable:
     """Build the cuts of a mixture at several loads around ``load``."""
-    weights = np.sort(np.array(paths.weights, np.float64) / 2.0**SCALE_BITS)
-    base = paths.lags / 2.0**SCALE_BITS + kind.pipeline.micro_batch_units * weights.sum()
+    stages = equal_stages(kind.pipeline, np.zeros(0))
+    # The mixture's weight on a unit of every micro-batch, and on what none of them holds.
+    weights = np.sort((stages.kinds @ profile.mixture.weights)[0]) * kind.pipeline.parts * SAFETY
+    base = float((stages.constants @ profile.mixture.weights).sum()) * SAFETY
     # Alpha is the weight at which the cheapest micro-batches hold the load, for several loads and caps.
     indices = np.unique([min(weights.size, int(load * f / kind.cap_units) + 1) for f in (0.5, 1.0, 2.0, 8.0)])
     alphas = np.unique(weights[indices - 1])[-_MAX_ALPHAS:]

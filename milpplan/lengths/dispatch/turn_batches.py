@@ -8,7 +8,7 @@ exact times (``cost_tables.strategy_of``), or, if a pipeline is the only strateg
 work and the latency of the longest sequence (``bounds.work_bounds``). The sequences are placed by one whose
 pipelines resemble the real ones (``cost_tables.typical_pipeline``), or by the former if no strategy has stages. On
 pipelines some numbers of micro-batches are tried, and the packing is improved a little
-(``packing_local_search``). The result is timed exactly (``cost_tables``), and the order is the best one for these
+(``tabled.local_search``). The result is timed exactly (``cost_tables``), and the order is the best one for these
 times. Memory is that of these strategies only.
 """
 
@@ -24,11 +24,10 @@ from milpplan.errors import InvalidInputError
 from milpplan.lengths import MAX_QUANTA, LengthsResult, Load, Packed, StrategyTables, Switches, quantum_problem
 from milpplan.lengths.bounds import LinearBounds, latencies
 from milpplan.lengths.candidates import Candidate, SizedCandidate, candidates, sized
-from milpplan.lengths.cost_tables import Tables, typical_pipeline
+from milpplan.lengths.cost_tables import Tables, Timer, typical_pipeline
 from milpplan.lengths.dispatch import GroupedBatches, PlacedBatch, PlannedBatch
 from milpplan.lengths.document import Degrees
 from milpplan.lengths.records import MicroBatches, RanStep
-from milpplan.lengths.single.packing_local_search import Timer, improved
 from milpplan.lengths.tabled import (
     Group,
     GroupedPlan,
@@ -38,6 +37,7 @@ from milpplan.lengths.tabled import (
     Strategy,
     arranged,
 )
+from milpplan.lengths.tabled.local_search import improved
 from milpplan.lengths.tabled.problem import MAX_DISTINCT
 from milpplan.lengths.tabled.step_plan import best_tour
 from milpplan.problem import Problem

@@ -17,6 +17,7 @@ import numpy as np
 
 from milpplan.lengths import Packed, StrategyTables, cutoff_ns
 from milpplan.lengths.bounds.master import replica_duals
+from milpplan.lengths.cost_tables import Timer
 from milpplan.lengths.deadline import Deadline
 from milpplan.lengths.heterogeneous.count_program import (
     HeterogeneousStep,
@@ -31,7 +32,8 @@ from milpplan.lengths.heterogeneous.count_program import (
 )
 from milpplan.lengths.records import HeterogeneousReplicas
 from milpplan.lengths.search_parameters import PARAMETERS
-from milpplan.lengths.single.packing_local_search import Replica, Timer, improved_replicas, packings_by_shape
+from milpplan.lengths.single.load_shapes import packings_by_shape
+from milpplan.lengths.tabled.local_search import Replica, improved_replicas
 from milpplan.optimize.milp.backends import AUTO
 from milpplan.simulation import FloatArray, IntArray
 from milpplan.units import NS_PER_S

@@ -21,7 +21,7 @@ slots waits only for the teams of more slots around it, and small teams level wh
  3. *Micro-batches* of a team: few full ones, or even ones, for every capacity of the degree's strategies, each
     then under the fastest strategy; the shortest packing is kept.
 
-Times are those of ``packing_local_search.Timer``, which are exact.
+Times are those of ``cost_tables.Timer``, which are exact.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from functools import cached_property
 
 import numpy as np
 
+from milpplan.lengths.cost_tables import Timer
 from milpplan.lengths.side_by_side.teams import Family, SharedWork, TeamStep, Turn, simulate_turns
-from milpplan.lengths.single.packing_local_search import Timer
 from milpplan.simulation import FloatArray, IntArray
 
 

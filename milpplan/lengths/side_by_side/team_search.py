@@ -20,7 +20,7 @@ maximum of these ends e_s. The objective is
 with tau falling from about a hundredth of the step, where all time counts, to a fraction of a thousandth, where
 only the slots that end last count. Exchanges change few ends by one amount each, so many are compared at once: for
 a pair of micro-batches every sequence of one, or none, against every one of the other, or none, at the exact times
-of both (``packing_local_search.Timer``). Besides, a micro-batch moves to another team, of any degree, or a new one
+of both (``cost_tables.Timer``). Besides, a micro-batch moves to another team, of any degree, or a new one
 opens. The best exchange of the pair is made if it improves. Every micro-batch runs under the strategy of its
 degree that recomputes least and holds it. Random numbers are seeded, and rounds are counted.
 

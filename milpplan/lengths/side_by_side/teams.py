@@ -56,9 +56,9 @@ from milpplan.lengths import StrategyTables
 from milpplan.lengths.bounds import glop
 from milpplan.lengths.bounds.master import Contents, can_price, solve_master
 from milpplan.lengths.bounds.work_bounds import latencies
-from milpplan.lengths.cost_tables import times_of_several
+from milpplan.lengths.cost_tables import Timer, times_of_several
 from milpplan.lengths.deadline import Deadline
-from milpplan.lengths.single.packing_local_search import Timer
+from milpplan.lengths.search_parameters import SAFETY, UNFIT_NS
 from milpplan.simulation import FloatArray, IntArray
 
 
@@ -252,10 +252,6 @@ def _check(family: Family, turns: Sequence[Turn]) -> None:
             )
 
 
-# Factor that covers the rounding of float sums.
-_SAFETY = 1.0 - 1e-9
-# Time of a length that does not fit, ns.
-_NEVER = 1e18
 BUNCHES = 256
 """Maximum number of bunches of lengths in a program."""
 
@@ -304,15 +300,15 @@ class SharedTables:
         longest_ns = float(self.latency_ns[:, longest].min())
         is_too_long = self.latency_ns > limit_ns - self.fixed_cost_ns
         tables = [
-            np.where(is_excluded, _NEVER, table)
+            np.where(is_excluded, UNFIT_NS, table)
             for table, is_excluded in zip(self.tables, is_too_long, strict=True)
         ]
         if is_too_long[:, counts > 0].all(axis=0).any():
             return SharedWork(limit_ns, np.full(self.latency_ns.shape, np.inf))
         prices = _prices(tables, _duals(tables, counts, bunches))
-        area = float(counts @ prices.min(axis=0)) * _SAFETY
+        area = float(counts @ prices.min(axis=0)) * SAFETY
         bound_ns = min(limit_ns, max(area, longest_ns) + self.fixed_cost_ns)
-        return SharedWork(bound_ns, np.where(prices < _NEVER, prices, np.inf))
+        return SharedWork(bound_ns, np.where(prices < UNFIT_NS, prices, np.inf))
 
 
 def shared_work(family: Family) -> SharedWork:
@@ -328,7 +324,7 @@ def _duals(tables: list[FloatArray], counts: FloatArray, max_bunches: int) -> Fl
     """
     starts = np.unique(np.linspace(0, len(counts), max_bunches, endpoint=False).astype(np.int64))
     works = [np.add.reduceat(table * counts, starts, axis=1) for table in tables]
-    fits = np.array([work[0] < _NEVER for work in works])
+    fits = np.array([work[0] < UNFIT_NS for work in works])
     num_members, bunches = fits.shape
     scale = max(1.0, float(np.min([work.max(axis=0) for work in works], axis=0).sum()))
     # Shares of bunches by member, then the members' parts of the slot time.
@@ -351,7 +347,7 @@ def linear_shares(family: Family, member: int) -> FloatArray:
     """Return a member's bounds without a constant, [T, n] ns over all slots; a huge value where a length does not
     fit."""
     bounds = family.pool.linear_bounds(member, shared_memory=False)
-    return np.asarray(np.minimum(bounds.shares[bounds.constants == 0.0], _NEVER))
+    return np.asarray(np.minimum(bounds.shares[bounds.constants == 0.0], UNFIT_NS))
 
 
 def _prices(tables: list[FloatArray], duals: FloatArray | None) -> FloatArray:
@@ -391,12 +387,12 @@ def priced(family: Family, shared: SharedWork, limit_ns: float, deadline: Deadli
     fixed_cost_ns = family.min_fixed_cost_ns
     problems = [Contents.of(family.pool, member, limit_ns - fixed_cost_ns) for member in family.members]
     counts = family.pool.load.counts.astype(np.float64)
-    best = np.where(counts > 0, shared.prices.min(axis=0), 0.0) * _SAFETY
+    best = np.where(counts > 0, shared.prices.min(axis=0), 0.0) * SAFETY
     unsolved = Priced(shared.bound_ns, np.zeros(0), np.zeros((0, len(counts)), dtype=np.int64), best)
     if not np.logical_or.reduce([problem.items.fits for problem in problems])[counts > 0].all():
         return replace(unsolved, bound_ns=max(limit_ns, shared.bound_ns))
     if not can_price(problems):
         return unsolved
     solution = solve_master(problems, counts, best, limit_ns - fixed_cost_ns, deadline)
-    bound_ns = max(shared.bound_ns, min(limit_ns, solution.value_ns * _SAFETY + fixed_cost_ns))
-    return Priced(bound_ns, solution.shares, solution.rows, solution.duals * _SAFETY)
+    bound_ns = max(shared.bound_ns, min(limit_ns, solution.value_ns * SAFETY + fixed_cost_ns))
+    return Priced(bound_ns, solution.shares, solution.rows, solution.duals * SAFETY)

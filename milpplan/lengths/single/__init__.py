@@ -1,4 +1,4 @@
-"""Steps of a single strategy: packings, their local search, and their lower bounds."""
+"""Steps of a single strategy: first packings of pipelines, and the search for steps and their lower bounds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from milpplan.library import lazy_exports
 
 if TYPE_CHECKING:
-    from milpplan.lengths.single.packing_local_search import Replica, Timer, improved, packings_by_shape
+    from milpplan.lengths.single.load_shapes import packings_by_shape
     from milpplan.lengths.single.single_strategy_search import Incumbents, SingleStrategySearch
 else:
     __getattr__ = lazy_exports(__name__, __file__)

@@ -12,7 +12,7 @@ strategies, takes its next step:
 In between the best step is improved from all its starts. A strategy is left alone once its bound exceeds
 ``below_ns``, the time of the best step of any kind. Later calls resume where the last one stopped.
 
-**Incumbents** are packed steps of single strategies. A pipeline has several starts (``packing_local_search``):
+**Incumbents** are packed steps of single strategies. A pipeline has several starts (``load_shapes``):
 whether two of the longest sequences share a replica matters, and the best start shows only after a little
 improvement. So every start gets some effort, and the best ones get more.
 """
@@ -28,7 +28,7 @@ from milpplan.lengths.bounds.master import single_strategy_bound_ns
 from milpplan.lengths.bounds.work_bounds import DEEP
 from milpplan.lengths.deadline import NEVER, Deadline
 from milpplan.lengths.search_parameters import PARAMETERS
-from milpplan.lengths.single.packing_local_search import packings_by_shape
+from milpplan.lengths.single.load_shapes import packings_by_shape
 from milpplan.lengths.strategy_tables import Effort
 
 

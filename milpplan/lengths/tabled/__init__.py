@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from milpplan.library import lazy_exports
 
 if TYPE_CHECKING:
-    from milpplan.lengths.tabled.levelled import pack, pack_around
+    from milpplan.lengths.tabled.levelled import pack
     from milpplan.lengths.tabled.local_search import (
-        balance,
-        exchange_pairs,
+        Replica,
         first_packings,
-        has_single_micro_batches,
+        improved,
+        improved_packings,
+        improved_replicas,
     )
     from milpplan.lengths.tabled.problem import (
         FloatArray,

@@ -4,7 +4,7 @@ Its optimum is a lower bound of the step's time.
 
 **Sets.** Lengths k; strategies s of the given set; kinds j of pipelines of each strategy (one unless its replicas
 differ), with D_j replicas, units u_jk, tokens l_k, capacity C_j; slots v of each kind, its numbers of
-micro-batches (``pipeline_bounds``; pipelines of one stage have slots only where all pipelines in the program have
+micro-batches (``count_cuts``; pipelines of one stage have slots only where all pipelines in the program have
 one stage). **Variables.** x_jk >= 0 integer, sequences of length k on kind j; W_jv >= 0, the load of kind j if its
 slot is v; nu_jv binary, its slot; N_j integer, micro-batches of all its replicas; g_jk binary, that x_jk > 0; Z_s
 >= 0 the time of the group, or of the gradient switch hidden behind it; y_t binary, the tour
@@ -22,13 +22,13 @@ Rows, in the order of the functions that add them:
    2 N_j >= sum over l_k > C_j / 3 of x_jk.
  - ``longest_passes_all_stages``: Z_s >= P ((f + b) (u_jk + c)) + 2 (P - 1) l where g_jk = 1; x_jk <= n_k g_jk.
  - ``waits_around_long``: A Z_s >= sum_k u_jk x_jk - b_j0 + sum_i (b_j,i-1 - b_ji) G_ji for the lengths i whose
-   ``idle_time.CapacityRow`` has a capacity; G_ji = 1 where it or a longer one is present: x_jk <= n_k G_ji <= n_k
+   ``count_cuts.CapacityRow`` has a capacity; G_ji = 1 where it or a longer one is present: x_jk <= n_k G_ji <= n_k
    G_j,i-1.
  - ``every_strategy_is_used``: sum of all x_jk of a strategy >= 1 (a plan without it belongs to another set).
  - ``one_tour``: sum_t y_t = 1; Z_s >= sum_t hidden_ts y_t.
 
 **Each row holds for every plan** that uses exactly these strategies, with Z_s the exact time of its group:
-slots by ``pipeline_bounds`` (nu marks the slot of the replica with the largest load, which is at least W / D_j);
+slots by ``count_cuts`` (nu marks the slot of the replica with the largest load, which is at least W / D_j);
 the work row adds the last-stage bound of all replicas; a micro-batch holds at most C_j tokens, so at most one
 sequence above half of it and two above a third; a micro-batch that holds length k passes all P stages forward and
 back. So the optimum is at most the time of every such plan.
@@ -49,7 +49,7 @@ import numpy as np
 
 from milpplan.errors import InvalidInputError
 from milpplan.lengths.bounds import CapacityRow, PipelineCuts, last_stage_cut
-from milpplan.lengths.bounds.pipeline_bounds import SCALE_BITS, CountCuts
+from milpplan.lengths.bounds.count_cuts import SCALE_BITS, CountCuts
 from milpplan.lengths.tabled.problem import FloatArray, GroupedProblem, Int64Array, Kind
 from milpplan.lengths.tabled.step_plan import TourCostRows, every_strategy_is_used, least_overhead_ns
 from milpplan.optimize.milp.program import Program, ProgramBuilder

@@ -1,33 +1,25 @@
-"""Packing of every kind of replicas, and balancing between the kinds of a group and between groups.
+"""Construction of packings, and balancing between groups.
 
-**Around the longest sequence** (``pack_around``). A pipeline waits around such a sequence, so fewer and larger
-micro-batches than elsewhere are best, and the replica that holds it takes less of the work. Both follow from the
-best real loads with the sequence in one micro-batch (``best_profile`` with a floor). The number of
-micro-batches and the sequence's position are found stepwise from the best loads without it.
+**Packing** of one kind of pipeline (``pack``) decides replica, micro-batch and order of every sequence. Plans are
+simulated exactly (``plan``), and bounds come from elsewhere. With several stages, micro-batches are filled towards
+the best real loads (``best_profile``); with one stage only the sum counts, so each sequence goes to the replica
+that finishes it first. The local search (``local_search``) improves the kinds of a group together.
 
 **Relocation** (``relocate``). An assignment program counts work, not sequences: a group of few long sequences
 leaves replicas idle while the longest runs. Sequences moved there cost no time. Only plans that are faster in
 exact simulation count.
-
-**Packing** of one kind of pipeline (``pack``) decides replica, micro-batch and order of every sequence. Plans are
-simulated exactly (``plan``), and bounds come from elsewhere. A construction comes first, then a local search: with
-several stages, micro-batches are filled towards the best real loads (``best_profile``); with one stage only the
-sum counts, so each sequence goes to the replica that finishes it first.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from itertools import product
 
 import numpy as np
 
 from milpplan.lengths.bounds import PipelineCuts, best_profile
-from milpplan.lengths.bounds.pipeline_bounds import BestLoads
 from milpplan.lengths.deadline import NEVER, Deadline
+from milpplan.lengths.search_parameters import PARAMETERS
 from milpplan.lengths.tabled import (
     FloatArray,
     Group,
@@ -38,23 +30,20 @@ from milpplan.lengths.tabled import (
     Packing,
     arranged,
 )
-from milpplan.lengths.tabled.local_search import balance, exchange_pairs, has_single_micro_batches, improve
+from milpplan.lengths.tabled.local_search import improved_packings
 from milpplan.lengths.tabled.step_plan import in_flight_fits
 
 # Number of micro-batch counts tried, best bound first.
 _TRIES = 4
 
 
-def pack(
-    kind: Kind, cuts: PipelineCuts, counts: Int64Array, rounds: int = 60, deadline: Deadline = NEVER
-) -> Packing | None:
-    """Pack ``counts`` [K] sequences by construction and local search.
+def pack(kind: Kind, cuts: PipelineCuts, counts: Int64Array, deadline: Deadline = NEVER) -> Packing | None:
+    """Pack ``counts`` [K] sequences by construction.
 
     Args:
         kind: the kind of pipelines.
         cuts: its bounds by number of micro-batches, which rank the numbers.
         counts: sequences of each length, [K].
-        rounds: maximum rounds of the local search.
         deadline: after it the first packing is returned.
 
     Returns:
@@ -72,8 +61,7 @@ def pack(
             if starts[-1] is not None and deadline.passed:
                 break
     packings = [start for start in starts if start is not None]
-    packings.sort(key=lambda packing: packing.time_ns)
-    return improve(packings[:1], rounds, deadline)[0] if packings else None
+    return min(packings, key=lambda packing: packing.time_ns, default=None)
 
 
 def _promising(kind: Kind, cuts: PipelineCuts, counts: Int64Array) -> list[int]:
@@ -112,7 +100,7 @@ def _by_profile(kind: Kind, counts: Int64Array, number: int, deadline: Deadline)
 def _targets_around_long(
     kind: Kind, plain: FloatArray, long: list[int], load: int, deadline: Deadline
 ) -> tuple[list[FloatArray], list[tuple[int, int, int]]]:
-    """Compute every replica's target loads around its long sequences.
+    """Compute every replica's target loads around the first of its long sequences.
 
     Returns:
         Targets by replica, and positions of the long sequences: (replica, micro-batch, k).
@@ -127,10 +115,10 @@ def _targets_around_long(
     positions = sorted(order[: max(len(indices) for indices in long_of_replica)].tolist())
     targets, placed = [], []
     for replica, sequences in enumerate(long_of_replica):
-        floors = tuple(zip(positions, (int(kind.units[k]) for k in sequences), strict=False))
-        total = max(load, sum(floor for _, floor in floors))
-        is_late = deadline.passed
-        profile = None if is_late else best_profile(kind.pipeline, number, total, kind.cap_units, floors)
+        total = max(load, sum(int(kind.units[k]) for k in sequences))
+        floor = int(kind.units[sequences[0]]) if sequences else 0
+        arguments = kind.pipeline, number, total, max(kind.cap_units, floor), positions[0], floor
+        profile = None if deadline.passed else best_profile(*arguments)
         targets.append(plain if profile is None else profile.units)
         placed += [(replica, position, k) for position, k in zip(positions, sequences, strict=False)]
         if len(sequences) > number:
@@ -222,134 +210,25 @@ def _by_least_time(kind: Kind, counts: Int64Array) -> Packing | None:
     )
 
 
-# Steps in the number of micro-batches and in the position of the sequence, wide steps first.
-_STEPS = (3, 1)
-# Maximum number of pairs (number of micro-batches, position) that are packed.
-_STARTS = 6
-# Loads are rounded down to multiples of the total load divided by this number.
-_GRID = 128
-# Rounds that level the replicas' loads.
-_LEVELLED = 3
-
-
-def pack_around(kind: Kind, cuts: PipelineCuts, counts: Int64Array, rounds: int = 60) -> Packing | None:
-    """Pack ``counts`` [K] around their longest sequence.
-
-    Returns:
-        The packing; None where nothing waits for the longest sequence, or where the others do not fit in these
-        micro-batches.
-    """
-    if kind.pipeline.num_stages == 1 or not counts.any():
-        return None
-    load = int(counts @ kind.units) // kind.num_replicas
-    longest = int(np.flatnonzero(counts)[-1])
-    longest_units = int(kind.units[longest])
-    number = min(cuts.slots, key=lambda slot: slot.at(load)).num_micro_batches
-    plain = best_profile(kind.pipeline, number, load, kind.cap_units)
-    if plain is None or plain.units.max() >= longest_units or load < longest_units:
-        return None
-    shift, num_others = 0, kind.num_replicas - 1
-    other_loads: list[BestLoads] = []
-    start = number, int(plain.units.argmax())
-    for _ in range(_LEVELLED if num_others else 1):
-        shapes = _best_positions(kind, max(longest_units, load - shift), longest_units, start)
-        if not shapes:
-            return None
-        start = shapes[0][0].units.size, shapes[0][1]
-        if num_others:
-            rest_loads = best_profile(kind.pipeline, number, load + shift // num_others, kind.cap_units)
-            if rest_loads is None:
-                return None
-            other_loads = [rest_loads] * num_others
-            delay = (shapes[0][0].time_ns - rest_loads.time_ns) / kind.pipeline.parts
-            shift += int(delay * num_others / kind.num_replicas)
-    items = np.repeat(np.arange(counts.size), counts)[-2::-1]
-    items = items[np.argsort(-kind.units[items], kind="stable")]
-    packings = []
-    for shape, position in shapes[:_STARTS]:
-        targets = [loads.units for loads in (shape, *other_loads)]
-        packing = fill_towards(kind, targets, items, [(0, position, longest)])
-        packings += improve([packing], rounds) if packing is not None else []
-    return min(packings, key=lambda packing: packing.time_ns, default=None)
-
-
-def _best_positions(
-    kind: Kind, load: int, longest_units: int, start: tuple[int, int]
-) -> list[tuple[BestLoads, int]]:
-    """Find the best real loads with ``longest_units`` in one micro-batch, stepwise from ``start``.
-
-    Returns:
-        Pairs (loads, position of that micro-batch), best first. ``start`` is (number of micro-batches, position).
-    """
-    # Nearly equal loads share one program, which is cached.
-    grid_units = max(1, kind.total_units // _GRID)
-    grid_load = max(longest_units, load // grid_units * grid_units)
-    scale = load / grid_load
-    seen: dict[tuple[int, int], BestLoads] = {}
-
-    def time_ns(number: int, position: int) -> float:
-        if (number, position) not in seen and 0 <= position < number:
-            profile = best_profile(kind.pipeline, number, grid_load, kind.cap_units, ((position, longest_units),))
-            if profile is not None:
-                seen[number, position] = replace(
-                    profile, units=profile.units * scale, time_ns=profile.time_ns * scale
-                )
-        return seen[number, position].time_ns if (number, position) in seen else math.inf
-
-    current = start
-    for step in _STEPS:
-        while True:
-            moves = [(current[0] + i * step, current[1] + j * step) for i, j in product((-1, 0, 1), repeat=2)]
-            best = min(moves, key=lambda move: time_ns(*move))
-            if time_ns(*best) >= time_ns(*current):
-                break
-            current = best
-    return sorted(((loads, position) for (_, position), loads in seen.items()), key=lambda pair: pair[0].time_ns)
-
-
-# Maximum rounds of moves between the kinds of a group, and of balancing replicas of one micro-batch.
-_ROUNDS, _BALANCED_ROUNDS = 150, 1_000
-
-
-def pack_kinds(
-    counts: Mapping[Kind, Int64Array], cuts: Mapping[Kind, PipelineCuts], *, around: bool = False
-) -> dict[Kind, Packing] | None:
-    """Pack every kind's sequences, ``around`` the longest where that is possible.
-
-    Returns:
-        The packings; None if a kind has no packing.
-    """
-    packings = {}
-    for kind in counts:
-        packing = pack_around(kind, cuts[kind], counts[kind]) if around else None
-        if packing is None:
-            packing = pack(kind, cuts[kind], counts[kind])
-        if packing is None:
-            return None
-        packings[kind] = packing
-    return packings
+def pack_kinds(counts: Mapping[Kind, Int64Array], cuts: Mapping[Kind, PipelineCuts]) -> dict[Kind, Packing] | None:
+    """Pack every kind's sequences by construction; None if a kind has no packing."""
+    packings = {kind: pack(kind, cuts[kind], own) for kind, own in counts.items()}
+    kept = {kind: packing for kind, packing in packings.items() if packing is not None}
+    return kept if len(kept) == len(packings) else None
 
 
 def plan_from_packings(problem: GroupedProblem, packings: Mapping[Kind, Packing]) -> GroupedPlan:
-    """Arrange all packings as a plan, balanced between the kinds of a group."""
+    """Arrange all packings as a plan, improved by the local search over the kinds of every group."""
     groups: dict[int, list[Packing]] = {}
     for kind, packing in packings.items():
         groups.setdefault(kind.strategy, []).append(packing)
-    for strategy, side_by_side in groups.items():
-        if len(side_by_side) > 1:
-            groups[strategy] = improve(side_by_side, _ROUNDS)
-        if has_single_micro_batches([packing.kind for packing in side_by_side]):
-            groups[strategy] = balance(groups[strategy], _BALANCED_ROUNDS)
     return arranged(
-        problem, [Group(strategy, tuple(group_packings)) for strategy, group_packings in groups.items()]
+        problem,
+        [
+            Group(strategy, tuple(improved_packings(own, PARAMETERS.group_effort)))
+            for strategy, own in groups.items()
+        ],
     )
-
-
-def exchange_in_group(group: Group) -> Group:
-    """Exchange pairs of sequences in a group whose replicas run one micro-batch each."""
-    if not has_single_micro_batches([packing.kind for packing in group.packings]):
-        return group
-    return Group(group.strategy, tuple(exchange_pairs(group.packings)))
 
 
 Packer = Callable[[dict[Kind, Int64Array]], GroupedPlan | None]

@@ -6,15 +6,14 @@ less the requested gap) closes the set:
 
  1. *sum*: least_overhead(Q) + sum_k n_k min over s in Q of inflation_s (f + b) u_sk / D_s, for all sets at once;
     or, if that is higher, least_overhead(Q) and the longest sequence alone where it is done first (``alone_ns``).
-    Proof. A group's time is at least inflation_s (f + b) W_s / D_s (``pipeline_bounds.PipelineCuts.inflation``),
+    Proof. A group's time is at least inflation_s (f + b) W_s / D_s (``count_cuts.PipelineCuts.inflation``),
     and each sequence adds at least its cheapest share. ``sequence_shares`` covers replicas of
     several kinds, and pipelines of one stage, whose first micro-batch is counted separately.
  2. *relaxation*: the linear relaxation of ``assignment_program``, first without profiles, then with them; its dual
     bound is recomputed in exact arithmetic.
  3. *master*: the integer program. A set whose program has no solution below the incumbent is closed too.
  4. *waits*: where one set of a single strategy leaves a gap, its assignment program with the idle time of its
-    pipelines around long sequences (``idle_time``), for the longest sequences that its answers give a kind of
-    replicas.
+    pipelines around the longest sequences that its answers give them (``count_cuts.IdleTimeBound``).
  5. *exact*: for steps of few sequences, the whole problem of the set as one program (below).
 
 The bound of the problem is the minimum over all sets. The answers of assignment programs are packed, arranged and
@@ -57,6 +56,7 @@ import numpy as np
 from milpplan.errors import InfeasibleError, SolverError
 from milpplan.lengths.bounds import IdleTimeBound, PipelineCuts
 from milpplan.lengths.deadline import Deadline
+from milpplan.lengths.search_parameters import PARAMETERS
 from milpplan.lengths.tabled.assignment_program import (
     DEFAULT_FRACTIONS,
     Proof,
@@ -64,13 +64,8 @@ from milpplan.lengths.tabled.assignment_program import (
     assignment_program,
     ranked_sets,
 )
-from milpplan.lengths.tabled.levelled import exchange_in_group, pack_kinds, plan_from_packings, relocate
-from milpplan.lengths.tabled.local_search import (
-    balance,
-    exchange_pairs,
-    first_packings,
-    has_single_micro_batches,
-)
+from milpplan.lengths.tabled.levelled import pack_kinds, plan_from_packings, relocate
+from milpplan.lengths.tabled.local_search import first_packings, improved_packings
 from milpplan.lengths.tabled.problem import GroupedProblem, Int64Array, Kind
 from milpplan.lengths.tabled.step_plan import (
     Group,
@@ -79,7 +74,6 @@ from milpplan.lengths.tabled.step_plan import (
     TourCostRows,
     arranged,
     every_strategy_is_used,
-    least_overhead_ns,
     serial_ns,
     undominated_tours,
 )
@@ -304,15 +298,8 @@ _BOUND_TOLERANCE = 1e-4
 _MAX_EXACT = 512
 # Minimum relative progress of bound and plan for another assignment program with idle time.
 _PROGRESS = 2e-4
-# Programs corrected by the times of packings, in one round, and maximum number of such rounds for a set.
-_SHARED = 3
-_SHARES = 2
-# Number of sets balanced before programs are solved, and of the best of them balanced for longer.
-_STARTS = 8
-_STARTS_MORE = 3
-# With more sequences than this, short sequences balance replicas, and the balancing is left out.
-_START_SEQUENCES = 96
-_START_ROUNDS = 1_000
+# Number of sets that are packed before programs are solved; with more sequences short ones balance replicas.
+_STARTS, _START_SEQUENCES = 8, 96
 
 
 def solve_groups(
@@ -402,27 +389,16 @@ class _Search:
         self._improve_plan()
 
     def _start(self) -> None:
-        """Plan the most promising sets that only need balancing, before any program is solved."""
-        started: list[Group] = []
+        """Plan the most promising sets of one micro-batch a replica, before any program is solved."""
         for record in self.sets[:_STARTS] if self.problem.num_sequences <= _START_SEQUENCES else ():
-            if started and self.deadline.passed:
+            if self.best is not None and self.deadline.passed:
                 break
             kinds = self.problem.kinds_of(record.used[0])
-            first = first_packings(kinds) if len(record.used) == 1 and has_single_micro_batches(kinds) else None
+            is_single = all(kind.pipeline.num_stages == kind.pipeline.max_micro_batches == 1 for kind in kinds)
+            first = first_packings(kinds) if len(record.used) == 1 and is_single else None
             if first is not None:
-                balanced_packings = balance(first, _START_ROUNDS, self._group_cutoff_ns(record.used))
-                started.append(Group(record.used[0], tuple(exchange_pairs(balanced_packings))))
-        started.sort(key=lambda group: group.time_ns)
-        for group in started[:_STARTS_MORE]:
-            is_late = self.best is not None and self.deadline.passed
-            balanced_packings = balance(
-                group.packings, 0 if is_late else 4 * _START_ROUNDS, self._group_cutoff_ns((group.strategy,))
-            )
-            self._keep(arranged(self.problem, [Group(group.strategy, tuple(exchange_pairs(balanced_packings)))]))
-
-    def _group_cutoff_ns(self, used: tuple[int, ...]) -> float:
-        """Return the group time at which a step of this set alone is within the gap of every bound."""
-        return self.sets[0].bound_ns / (1.0 - self.relative_gap) - least_overhead_ns(self.problem, used)
+                packings = improved_packings(first, PARAMETERS.group_effort)
+                self._keep(arranged(self.problem, [Group(record.used[0], tuple(packings))]))
 
     def examine(self, record: SetRecord) -> None:
         """Bound and solve a set: relaxation, assignment program, and for small steps the exact program."""
@@ -445,7 +421,6 @@ class _Search:
     def _prove_idle_time(self) -> None:
         """Add idle time around long sequences, while the set with the smallest bound gains from it."""
         learned: dict[Kind, IdleTimeBound] = {}
-        corrections = dict.fromkeys((record.used for record in self.sets), 0)
         while self.best is not None and not self.deadline.passed:
             record = min(self.sets, key=lambda candidate: candidate.bound_ns)
             pipelines = [kind for kind in self.problem.kinds_of(record.used[0]) if kind.pipeline.num_stages > 1]
@@ -459,9 +434,8 @@ class _Search:
             old_values = record.bound_ns, self.best.time_ns
             try:
                 has_learned, loads = self._learn(record, idle_times)
-                if not has_learned and loads is not None and corrections[record.used] < _SHARES:
-                    corrections[record.used] += 1
-                    self._correct_by_packings(record, loads, idle_times)
+                if loads is not None:
+                    self._keep(self._plan_of(loads))
             except SolverError:
                 # A backend that refuses rows of this size leaves what is proved already.
                 return
@@ -521,30 +495,6 @@ class _Search:
             if lengths.size
         ]
         return any(learned), loads
-
-    def _correct_by_packings(
-        self, record: SetRecord, loads: dict[Kind, Int64Array], idle_times: dict[Kind, IdleTimeBound]
-    ) -> None:
-        """Pack an answer, then those of programs corrected by the excess of packings over their bounds."""
-        assert self.best is not None
-        unit_ns = self._unit_ns(self.best.time_ns)
-        interval = self._interval(record, unit_ns)
-        for _ in range(_SHARED):
-            packings = pack_kinds(loads, self.cuts, around=True)
-            if packings is None:
-                return
-            self._keep(plan_from_packings(self.problem, packings))
-            capacity_rows = {
-                kind: idle_time.capacity_row(*interval).after(packings[kind].time_ns, loads[kind], kind)
-                for kind, idle_time in idle_times.items()
-            }
-            program = assignment_program(self.problem, record.used, self.cuts, unit_ns, waits=capacity_rows)
-            limits = Limits(time_limit_s=1.0, relative_gap=self.relative_gap / 64)
-            values = self._solve_or_other(program.program, limits).values
-            if values is None or self.deadline.passed:
-                return
-            answer_loads = program.loads(np.rint(values.astype(np.float64)).astype(np.int64))
-            loads = dict(zip(program.kinds, answer_loads.values(), strict=True))
 
     def _raise_bound(self, record: SetRecord, units: int | None, unit_ns: int, by: Proof) -> None:
         """Adopt a bound proved in units if it is higher."""
@@ -619,9 +569,12 @@ class _Search:
         return True
 
     def _improve_plan(self) -> None:
-        """Relocate sequences into idle time of the incumbent until it stays; exchange pairs in groups."""
-        if self.best is not None:
-            groups = [exchange_in_group(group) for group in self.best.groups]
+        """Improve the incumbent by a longer local search; relocate sequences into its idle time until it stays."""
+        if self.best is not None and self.bound_ns() < self.target_ns():
+            groups = [
+                Group(group.strategy, tuple(improved_packings(group.packings, PARAMETERS.longer_local_effort)))
+                for group in self.best.groups
+            ]
             self._keep(arranged(self.problem, groups))
         while self.best is not None and not self.deadline.passed:
             if self.bound_ns() >= self.target_ns() or not self._keep(

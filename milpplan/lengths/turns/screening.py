@@ -17,9 +17,8 @@ import numpy as np
 
 from milpplan.errors import InvalidInputError
 from milpplan.lengths.deadline import NEVER, Deadline
-from milpplan.lengths.search_parameters import PARAMETERS
+from milpplan.lengths.search_parameters import PARAMETERS, SAFETY
 from milpplan.lengths.turns.lagrangian_mixtures import (
-    SAFETY,
     Bounded,
     even_weights,
     lp_bound_ns,
@@ -52,12 +51,8 @@ class Node:
     """Time of the cheapest order of the set, as part of the bound."""
     bounding_steps: list[Callable[[Node], None]] = field(compare=False, default_factory=list)
     """Procedures that may still raise the bound, in order."""
-    worst_intervals: dict[int, int] = field(compare=False, default_factory=dict)
-    """Intervals of its pipelines' work on which the bound rests, by strategy."""
-    own_memory_ns: dict[int, float] = field(compare=False, default_factory=dict)
-    """Own-memory bounds that were applied, by strategy."""
-    nearly_all: list[int] = field(compare=False, default_factory=list)
-    """Strategies that hold nearly everything in ``worst_intervals``."""
+    own_memory_ns: float = field(compare=False, default=0.0)
+    """Sum of the own-memory bounds of its pipelines that were applied."""
 
     def raise_to(self, bound_ns: float) -> None:
         """Raise the bound to ``bound_ns`` if that is higher."""
@@ -184,24 +179,19 @@ def branched(
     whole: Sequence[int],
     cuts: Sequence[tuple[int, Mapping[int, Sequence[int]]]],
     target_ns: float,
-) -> tuple[float, IntArray | None]:
-    """Bound one set by cutting its strategies into parts one after another.
+) -> float:
+    """Return the bound of one set in ns by cutting its strategies into parts one after another.
 
     Args:
         problem: linear bounds of all parts.
         whole: the strategies of the set.
         cuts: index of a strategy in the set, and the parts of each of its parts.
         target_ns: choices of parts that reach it are cut no further.
-
-    Returns:
-        The bound in ns, and the choice of parts [q] on which it rests, None if that was cut no further.
     """
     choices = _Choices.of(problem, np.array([whole]))
     for position, parts in cuts:
         choices = choices.cut(position, parts, target_ns)
-    sharpest, row = _sharpest(choices.bounds, choices.rows, problem, target_ns)
-    dropped = float(choices.closed[0])
-    return (dropped, None) if dropped < sharpest else (sharpest, row)
+    return min(_sharpest(choices.bounds, choices.rows, problem, target_ns), float(choices.closed[0]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -274,17 +264,12 @@ class _Choices:
         return bounds
 
 
-def _sharpest(
-    bounds: FloatArray, sets: IntArray, problem: Bounded, target_ns: float
-) -> tuple[float, IntArray | None]:
-    """Raise the bounds of sets [N, q] by linear programs, the lowest first, until a raised one stays the lowest.
-
-    Returns:
-        The lowest bound in ns and its set.
-    """
+def _sharpest(bounds: FloatArray, sets: IntArray, problem: Bounded, target_ns: float) -> float:
+    """Raise the bounds of sets [N, q] by linear programs, the lowest first, until a raised one stays the lowest;
+    return it in ns."""
     open_sets = [(bound, row, False) for row, bound in enumerate(bounds.tolist())]
     heapq.heapify(open_sets)
     while open_sets and open_sets[0][0] < target_ns and not open_sets[0][2]:
         bound, row, _ = open_sets[0]
         heapq.heapreplace(open_sets, (max(bound, lp_bound_ns(problem, sets[row])), row, True))
-    return (open_sets[0][0], sets[open_sets[0][1]]) if open_sets else (np.inf, None)
+    return open_sets[0][0] if open_sets else np.inf

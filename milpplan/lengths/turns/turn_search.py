@@ -4,28 +4,21 @@ Every set passes through a sequence of bounding steps, each more expensive than 
 bound is always next, as it determines the bound of the step.
 
  1. *Screening* (``screening``): all sets at once with free switches, then with their pipelines' work in intervals.
- 2. *Own memory*: bounds of its strategies as if each had the memory to itself, with the term of the longest
-    sequence for a strategy that holds nearly everything. Repeated whenever such a bound rises. Then the strategies
-    that are in many sets get the bounds of 4 and 5, once for all sets.
- 3. *Pricing of switches*: the cheapest order with a lower bound of its switches; after 4, with the switches
-    themselves.
- 4. *Narrow intervals* of the pipelines' work, with the capacity of their micro-batches. The first set that gets
-    here is packed as its linear programs divide the sequences.
- 5. *Longest sequence*: pipelines branch on whether they hold the longest sequence of all, and on what that adds to
-    their time.
- 6. *Exclusive sequences*: programs of pipelines of one replica with all sequences that only they hold
+ 2. *Pricing of switches*, roughly: the cheapest order with a lower bound of its switches.
+ 3. *Linear programs* for every choice of intervals of the pipelines' work.
+ 4. *Exclusive sequences*: programs of pipelines of one replica with all sequences that only they hold
     (``ExclusiveProgram``).
- 7. *Packing* as the linear programs of its bounds divide the sequences, timed exactly. Some sets without pipelines
-    are packed first, to find a short step early.
+ 5. *Pricing of switches* themselves.
+ 6. *Packing* as the linear programs divide the sequences, timed exactly. Some sets without pipelines are packed
+    first, to find a short step early.
 
-All steps use the sequences that only one strategy of the set can hold (``exclusive_sequences``). When the time is
-over, a set keeps its bound.
+When the time is over, a set keeps its bound.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +33,7 @@ from milpplan.lengths.tabled import (
     SwitchTimes,
 )
 from milpplan.lengths.tabled.step_plan import best_tour, least_overhead_ns
-from milpplan.lengths.turns.lagrangian_mixtures import Kind, best_shares
+from milpplan.lengths.turns.lagrangian_mixtures import best_shares
 from milpplan.lengths.turns.screening import Node, ScreeningResult, StrategySet
 from milpplan.lengths.turns.set_bounds import SetBounds
 from milpplan.simulation import IntArray
@@ -105,9 +98,7 @@ class TurnSearch:
     """Search for steps of several strategies: the open sets, the switches between strategies, the incumbent."""
 
     def __init__(self, pool: StrategyTables, best: AnyStep, gap: float) -> None:
-        self.pool = pool
-        self.best = best
-        self.gap = gap
+        self.pool, self.best, self.gap = pool, best, gap
         self.is_bounded = False
         # Sets that screening kept, closed sets included, and the lowest bound of all others.
         self.nodes: list[Node] = []
@@ -117,11 +108,6 @@ class TurnSearch:
         self.orders = Orders(pool, self.switches)
         self.members = [member for member, strategy in enumerate(pool.members) if strategy.shared_memory_quanta]
         self.bounds = SetBounds(pool, self.members)
-        # Steps of several strategies, and whether the best were packed with more effort.
-        self.steps: list[Step] = []
-        self.polished = False
-        # A set with pipelines was packed.
-        self.packed_first = False
         self.deadline = NEVER
 
     @property
@@ -135,7 +121,7 @@ class TurnSearch:
         return cutoff_ns(self.best.time_ns, self.gap)
 
     def take(self, step: AnyStep) -> None:
-        """Keep a step from another search if it is shorter than the incumbent."""
+        """Make a step the incumbent if it is shorter."""
         if step.time_ns < self.best.time_ns:
             self.best = step
 
@@ -157,47 +143,35 @@ class TurnSearch:
 
     def tighten(self, deadline: Deadline) -> None:
         """Tighten the set with the lowest bound by its next bounding step, until no set is open or the
-        ``deadline``.
-
-        A set whose strategies got stronger own-memory bounds applies those first.
-        """
+        ``deadline``."""
         self.deadline = deadline
         open_sets = list(self.nodes)
         heapq.heapify(open_sets)
-        # Sets without further bounding steps for now.
-        exhausted: list[Node] = []
-        while True:
-            for node in [node for node in exhausted if self._has_stronger_bounds(node)]:
-                heapq.heappush(open_sets, node)
-                exhausted.remove(node)
-            if self.deadline.passed or not open_sets or open_sets[0].bound_ns >= self.target_ns:
-                break
+        while open_sets and not deadline.passed and open_sets[0].bound_ns < self.target_ns:
             lowest = open_sets[0]
-            if self._has_stronger_bounds(lowest):
-                self._own_memory(lowest)
-                heapq.heapreplace(open_sets, lowest)
-            elif not self.polished and self._narrow not in lowest.bounding_steps[1:]:
-                self._polish(lowest.bound_ns)
-                self.polished = True
-            elif lowest.bounding_steps:
+            if lowest.bounding_steps:
                 lowest.bounding_steps.pop(0)(lowest)
-                heapq.heapreplace(open_sets, lowest)
+            elif self.bounds.own_memory_ns(lowest.screened.strategies) > lowest.own_memory_ns:
+                # The search for single strategies has raised a bound since.
+                self._branch(lowest)
             else:
-                exhausted.append(heapq.heappop(open_sets))
+                heapq.heappop(open_sets)
+                continue
+            heapq.heapreplace(open_sets, lowest)
+
+    def screen(self, max_strategies: int) -> ScreeningResult:
+        """Return the sets that may beat the incumbent by more than the gap."""
+        self.bounds = SetBounds(self.pool, self.members)
+        return self.bounds.screen(max_strategies, self.target_ns, self.deadline)
 
     def node(self, screened: StrategySet, number: int) -> Node:
         """Return the search node of a screened set, with all bounding steps ahead."""
         bounding_steps: list[Callable[[Node], None]] = [
-            self._own_memory,
-            self._own_memory_with_longest,
-            self._common,
             self._price_roughly,
-            self._narrow,
-            self._price,
-            self._pack_first,
-            self._longest,
-            self._own_memory,
+            self._branch,
+            self._refine,
             self._exclusive,
+            self._price,
             self._pack,
         ]
         return Node(screened.bound_ns, number, screened, bounding_steps=bounding_steps)
@@ -205,48 +179,17 @@ class TurnSearch:
     def _first(self, nodes: list[Node]) -> None:
         """Pack the first sets without pipelines: their bounds are tight, and a short step prunes other sets."""
         end = self.deadline.share(PARAMETERS.packed_first_share)
-        for node in [node for node in nodes if not self._pipelines_of(node)][: PARAMETERS.num_packed_first]:
+        for node in [node for node in nodes if not self._has_pipelines(node)][: PARAMETERS.num_packed_first]:
             if end.passed or node.bound_ns >= self.target_ns:
                 break
             self._price(node)
-            self._coarse(node)
+            self._branch(node)
             if node.bound_ns < self.best.time_ns:
-                self._arrange(node, self._linear_splits(node), end)
+                self._pack(node, end)
             node.bounding_steps = []
 
-    def _polish(self, bound_ns: float) -> None:
-        """Pack the groups of the shortest steps with more effort if their loss may close the gap."""
-        for step in sorted(self.steps, key=lambda step: step.time_ns)[: PARAMETERS.max_improved_turns]:
-            if bound_ns >= self.target_ns or self.deadline.passed:
-                break
-            packed = dict(step.packed)
-            loss_ns = {
-                member: packing.time_ns - self.pool.group_bound_ns(member, packing.counts)
-                for member, packing in step.packed.items()
-            }
-            if step.time_ns - sum(loss_ns.values()) >= self.best.time_ns:
-                continue
-            for member, packing in step.packed.items():
-                if loss_ns[member] > PARAMETERS.improved_loss * step.time_ns:
-                    packed[member] = self.pool.polish(
-                        member, packing, self.pool.max_quanta(member, shared_memory=True)
-                    )
-            self._keep(self.orders.best(sorted(packed), packed))
-
-    def _keep(self, step: Step) -> None:
-        """Record a step, and make it the incumbent if it is shorter."""
-        self.steps.append(step)
-        if step.time_ns < self.best.time_ns:
-            self.best = step
-
-    def _pipelines_of(self, node: Node) -> list[int]:
-        """Return the indices of the set's pipelines."""
-        return [index for index in node.screened.strategies if self.pool.num_stages(self.members[index]) > 1]
-
-    def screen(self, max_strategies: int) -> ScreeningResult:
-        """Return the sets that may beat the incumbent by more than the gap."""
-        self.bounds = SetBounds(self.pool, self.members)
-        return self.bounds.screen(max_strategies, self.target_ns, self.deadline)
+    def _has_pipelines(self, node: Node) -> bool:
+        return any(self.pool.num_stages(member) > 1 for member in self._members_of(node))
 
     def _members_of(self, node: Node) -> list[int]:
         """Return the set's members of the pool."""
@@ -269,85 +212,33 @@ class TurnSearch:
         # The bound contains the previous order.
         node.raise_to(node.bound_ns - previous_ns + node.order_ns)
 
-    def _coarse(self, node: Node) -> None:
-        """Bound the set by the intervals of screening, with weights from linear programs."""
-        self._branch(node, ["coarse" for _ in node.screened.strategies])
+    def _branch(self, node: Node) -> None:
+        """Bound the set by linear programs for every choice of intervals of its pipelines' work."""
+        bound_ns = self.bounds.branch(node.screened.strategies, self.target_ns - node.order_ns)
+        node.raise_to(bound_ns + node.order_ns)
+        node.own_memory_ns = self.bounds.own_memory_ns(node.screened.strategies)
 
-    def _own_memory(self, node: Node) -> None:
-        """Bound the set by its strategies' own-memory bounds, computing those of strategies that may hold nearly
-        everything."""
-        worst_intervals, interval_bounds, pipelines = (
-            node.worst_intervals,
-            self.bounds.interval_bounds,
-            self._pipelines_of(node),
-        )
-        has_new_bounds = True
-        while has_new_bounds:
-            node.own_memory_ns = {index: interval_bounds.own_memory_bound_ns(index) for index in pipelines}
-            self._branch(node, ["alone" for _ in node.screened.strategies])
-            node.nearly_all = interval_bounds.nearly_all(node.worst_intervals)
-            has_new_bounds = node.bound_ns < self.target_ns and interval_bounds.add_own_memory_bounds(
-                node.nearly_all
-            )
-        node.worst_intervals = worst_intervals
-
-    def _own_memory_with_longest(self, node: Node) -> None:
-        """Bound the set by own-memory bounds with the longest sequence's term for strategies that may hold nearly
-        everything."""
-        if any(self.bounds.interval_bounds.add_longest(index) for index in node.nearly_all):
-            self._own_memory(node)
-            node.bounding_steps.insert(0, self._own_memory_with_longest)
-
-    def _has_stronger_bounds(self, node: Node) -> bool:
-        """Return whether own-memory bounds of the set's strategies have risen since they were applied."""
-        bound_of = self.bounds.interval_bounds.own_memory_bound_ns
-        return any(
-            bound_of(index) > previous_ns * (1.0 + PARAMETERS.noticed_rise)
-            for index, previous_ns in node.own_memory_ns.items()
-        )
-
-    def _common(self, node: Node) -> None:
-        """Bound the set by the longest sequence for strategies that are in many sets, so that few pipelines need
-        programs of their own."""
-        strategies = node.screened.strategies
-        if not self.bounds.common_strategies.isdisjoint(strategies):
-            self._branch(
-                node, ["longest" if index in self.bounds.common_strategies else "coarse" for index in strategies]
-            )
-
-    def _narrow(self, node: Node) -> None:
-        """Bound the set by narrow intervals of its pipelines' work, with the capacity of their micro-batches."""
-        self._branch(node, ["none" for _ in node.screened.strategies])
-
-    def _pack_first(self, node: Node) -> None:
-        """Pack the step that the linear programs suggest, for the first set that gets here."""
-        if not self.packed_first:
-            self.packed_first = True
-            self._arrange(node, self._linear_splits(node), self.deadline.within(PARAMETERS.first_set_packing_s))
+    def _refine(self, node: Node) -> None:
+        """Bound the set by refined bounds of its pipelines, by which of them holds the longest sequence."""
+        self.bounds.refine(node.screened.strategies)
+        self._branch(node)
 
     def _exclusive(self, node: Node) -> None:
-        """Bound the set by programs of its pipelines' exclusive sequences."""
-        if self.bounds.prove_exclusive(node, self.target_ns, self.deadline.within(PARAMETERS.exclusive_s)):
-            self._longest(node)
+        """Bound the set by programs of its pipelines' exclusive sequences, again as long as more can be gained."""
+        # Programs of other sets may be enough.
+        self._branch(node)
+        if node.bound_ns >= self.target_ns:
+            return
+        end = self.deadline.within(PARAMETERS.exclusive_s)
+        is_open = self.bounds.prove_exclusive(node.screened.strategies, node.order_ns, self.target_ns, end)
+        self._branch(node)
+        if is_open:
+            node.bounding_steps.insert(0, self._exclusive)
 
-    def _longest(self, node: Node) -> None:
-        """Bound the set by narrow intervals and whether its pipelines hold the longest sequence, except for deep
-        pipelines, whose programs are expensive."""
-        self._branch(node, ["longest" for _ in node.screened.strategies])
-
-    def _branch(self, node: Node, levels: Sequence[Kind]) -> None:
-        """Bound the set by bounds of these levels of its pipelines."""
-        self.bounds.branch(node, levels, self.target_ns)
-
-    def _pack(self, node: Node) -> None:
-        """Pack the steps that the linear programs of the set's bounds suggest."""
-        self._arrange(node, self._linear_splits(node))
-
-    def _arrange(self, node: Node, splits: Sequence[IntArray], deadline: Deadline = NEVER) -> None:
-        """Pack the steps of a set that divide its sequences like ``splits`` ([q, n] each), until the
-        ``deadline``."""
-        members = self._members_of(node)
-        for split in splits:
+    def _pack(self, node: Node, deadline: Deadline = NEVER) -> None:
+        """Pack the steps that divide the set's sequences as its linear programs do, until the ``deadline``."""
+        members, strategies = self._members_of(node), node.screened.strategies
+        for split in best_shares(self.bounds.linear_problem(strategies), np.arange(len(strategies))):
             if deadline.passed:
                 break
             counts = {
@@ -356,9 +247,4 @@ class TurnSearch:
                 if held_counts.any()
             }
             if (step := self.orders.arranged(members, counts, deadline)) is not None:
-                self._keep(step)
-
-    def _linear_splits(self, node: Node) -> list[IntArray]:
-        """Return how the linear programs of the set's bounds divide the sequences, [q, n] each."""
-        strategies = node.screened.strategies
-        return best_shares(self.bounds.linear_problem(strategies), np.arange(len(strategies)))
+                self.take(step)

@@ -110,5 +110,6 @@ def test_slowest_replica_bound_is_below_equal_sharing() -> None:
             profile = best_profile(kind.pipeline, number, load // 2, kind.cap_units)
             if profile is not None:
                 times.append(profile.time_ns)
-        assert cuts.at(load) <= min(times) * (1 + 1e-9)
+        # The program leaves its caps a millionth more room.
+        assert cuts.at(load) <= min(times) * (1 + 1e-6)
         assert cuts.at(load) >= 0.98 * min(times)

@@ -14,8 +14,6 @@ from milpplan.lengths.tabled import (
     Int64Array,
     Kind,
     Pipeline,
-    pack,
-    pack_around,
     pipeline_times_ns,
     solve_groups,
 )
@@ -98,28 +96,6 @@ def test_bound_is_reached_where_one_sequence_is_all() -> None:
     room = waits.capacity_row(0.9 * alone, 1.1 * alone)
     bound = (float(kind.units[0] * 3) - room.capacities[0][1]) / room.slope
     assert 0.95 * alone < bound <= alone
-
-
-@pytest.mark.parametrize(("stages", "replicas"), [(2, 1), (4, 1), (4, 2)])
-def test_packing_around_the_longest_keeps_every_sequence(stages: int, replicas: int) -> None:
-    """Each sequence exactly once, within memory; no longer than the packing that knows only the others' shape."""
-    kind = kind_of(stages, replicas)
-    cuts = PipelineCuts(kind)
-    packing = pack_around(kind, cuts, COUNTS)
-    plain = pack(kind, cuts, COUNTS)
-    assert packing is not None
-    assert plain is not None
-    assert (sum(one.sum(axis=0) for one in packing.replicas) == COUNTS).all()
-    assert max(int((one @ LENGTHS).max()) for one in packing.replicas) <= 600
-    assert packing.time_ns <= plain.time_ns
-
-
-def test_nothing_is_packed_around_what_nobody_waits_for() -> None:
-    """One stage, no sequences, or all of one length: there is no long one."""
-    assert pack_around(kind_of(1, 2), PipelineCuts(kind_of(1, 2)), COUNTS) is None
-    kind = kind_of(4, 1)
-    assert pack_around(kind, PipelineCuts(kind), np.zeros_like(COUNTS)) is None
-    assert pack_around(kind, PipelineCuts(kind), np.array([8, 0, 0, 0, 0, 0])) is None
 
 
 @pytest.mark.long
