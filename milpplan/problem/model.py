@@ -6,7 +6,6 @@ Field names follow Hugging Face ``config.json``. The formulas stand elsewhere: p
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import gcd
 from typing import Annotated, Literal
 
@@ -462,13 +461,26 @@ class ModelSpec(Record):
         return _kinds(self.layers)[1]
 
 
-@lru_cache(maxsize=256)
-def _kinds(layers: tuple[LayerRun, ...]) -> tuple[tuple[LayerRun, ...], tuple[int, ...]]:
+_Kinds = tuple[tuple[LayerRun, ...], tuple[int, ...]]
+_KNOWN: dict[int, tuple[tuple[LayerRun, ...], _Kinds]] = {}
+_MOST_KNOWN = 256
+
+
+def _kinds(layers: tuple[LayerRun, ...]) -> _Kinds:
     """Find ``ModelSpec.kinds`` and ``layer_kinds``, which simulations read once a stage.
 
-    The cache is by value: a cached property would outlive a ``model_copy`` that changes the layers.
+    The cache is by identity, because to hash a hundred runs takes long. A cached property would outlive a
+    ``model_copy`` that changes the layers.
     """
+    known = _KNOWN.get(id(layers))
+    if known is not None and known[0] is layers:
+        return known[1]
     single = [run.model_copy(update={"count": 1}) for run in layers]
     index = {kind: position for position, kind in enumerate(dict.fromkeys(single))}
     pairs = zip(single, layers, strict=True)
-    return tuple(index), tuple(index[kind] for kind, run in pairs for _ in range(run.count))
+    kinds = tuple(index), tuple(index[kind] for kind, run in pairs for _ in range(run.count))
+    if len(_KNOWN) >= _MOST_KNOWN:
+        _KNOWN.clear()
+    # The entry keeps the layers alive, so no other object has their number.
+    _KNOWN[id(layers)] = layers, kinds
+    return kinds

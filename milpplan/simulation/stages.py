@@ -14,7 +14,7 @@ import numpy as np
 
 from milpplan.problem import Layout, Plan
 from milpplan.simulation.layers import Phase
-from milpplan.simulation.layout_columns import IntArray, ascending
+from milpplan.simulation.layout_columns import BoolArray, IntArray, ascending
 from milpplan.simulation.layout_costs import LayoutCosts
 from milpplan.simulation.mixed_costs import RankCosts
 from milpplan.simulation.pipeline.step_graph import Term
@@ -100,14 +100,11 @@ def stage_options(
     wholly, selectively = counts[full], counts[num_recomputed] - counts[full]
 
     extra = wholly @ duration[:, Phase.FULL] + selectively @ duration[:, Phase.SELECTIVE]
+    replayed = wholly @ costs.replayed_forward_ns[1] + selectively @ costs.replayed_forward_ns[0]
     dropped = wholly @ costs.dropped_full_bytes + selectively @ costs.dropped_selective_bytes
-    terms = np.repeat(_fixed_terms(costs, layers, counts[-1], is_first, is_last)[:, None], len(full), axis=1)
-    terms[Term.BACKWARD] += extra
-    if costs.runs_pairs:
-        terms[Term.PAIRED_BACKWARD] += extra
-    terms[Term.FORWARD] += wholly @ costs.replayed_forward_ns[1] + selectively @ costs.replayed_forward_ns[0]
-    _expose_edges(costs, terms)
-    terms[Term.CROSSING] = crossing_ns
+    first, last = layers[[0, -1]] if len(layers) else np.zeros(2, dtype=np.int64)
+    held = HeldLayers(counts[-1], first, last, np.asarray(is_first), np.asarray(is_last))
+    terms = recomputed_terms(costs, held, replayed, extra, crossing_ns)
     ends = [EMBEDDING] * is_first + [HEAD] * is_last
     ends_kept = costs.embedding_kept_bytes * is_first + costs.head_kept_bytes * is_last
     kept = counts[-1] @ costs.kept_bytes + ends_kept - dropped
@@ -141,23 +138,70 @@ def _neighbours(pieces: IntArray) -> IntArray:
     return np.asarray((pieces[1:] + pieces[:-1]).max(axis=0))
 
 
-def _fixed_terms(
-    costs: LayoutCosts, layers: IntArray, counts: IntArray, is_first: bool, is_last: bool
+@dataclass(frozen=True, slots=True)
+class HeldLayers:
+    """Layers of virtual stages, in arrays of any shape.
+
+    ``counts`` [..., K]: layers of each kind. ``first``, ``last``: kinds of the first and the last layer; any kinds
+    of a stage without layers. ``is_first``, ``is_last``: true where a stage also holds the embedding, the head.
+    """
+
+    counts: IntArray
+    first: IntArray
+    last: IntArray
+    is_first: BoolArray
+    is_last: BoolArray
+
+    @staticmethod
+    def of_splits(kinds: IntArray, splits: IntArray) -> HeldLayers:
+        """Gather the layers of every virtual stage of splits [S, J]; ``kinds``: of the model's layers."""
+        ends = splits.cumsum(axis=1)
+        starts, stage = ends - splits, np.broadcast_to(np.arange(splits.shape[1]), splits.shape)
+        before = np.zeros((len(kinds) + 1, int(kinds.max()) + 1), dtype=np.int64)
+        np.cumsum(kinds[:, None] == np.arange(before.shape[1]), axis=0, out=before[1:])
+        edges = kinds[np.minimum(starts, len(kinds) - 1)], kinds[np.maximum(ends - 1, 0)]
+        return HeldLayers(before[ends] - before[starts], *edges, stage == 0, stage == splits.shape[1] - 1)
+
+
+def recomputed_terms(
+    costs: LayoutCosts, held: HeldLayers, forward_ns: IntArray, backward_ns: IntArray, crossing_ns: IntArray | int
 ) -> IntArray:
-    """Sum the durations of a stage without recomputation, [Term, ...].
+    """Sum the durations of virtual stages, [Term, ...].
 
     Args:
-        layers: kind of each layer of the stage, in order.
-        counts: [K] number of its layers of each kind.
+        costs: constants of their rank.
+        held: their layers.
+        forward_ns, backward_ns: [...] time that recomputation adds to a forward and a backward.
+        crossing_ns: as for ``stage_options``.
     """
-    duration = costs.duration_ns
-    embedding = costs.embedding_ns * is_first
-    head = costs.head_ns * is_last
-    ends = [EMBEDDING] * is_first + [HEAD] * is_last
-    any_layer = len(layers) > 0
-    front = layers[:1]
-    back = layers[-1:]
-    terms = np.zeros((len(Term), *costs.transfer_ns.shape), dtype=np.int64)
+    fixed = _fixed_terms(costs, held)
+    # Recompute choices of one stage are an axis of their own.
+    fixed = fixed.reshape(len(Term), *(1,) * (backward_ns.ndim + 1 - fixed.ndim), *fixed.shape[1:])
+    terms = np.broadcast_to(fixed, (len(Term), *backward_ns.shape)).copy()
+    terms[Term.BACKWARD] += backward_ns
+    if costs.runs_pairs:
+        terms[Term.PAIRED_BACKWARD] += backward_ns
+    terms[Term.FORWARD] += forward_ns
+    # Communication that the compute beside an edge cannot hide lengthens the edge. With h the hidden fraction, R
+    # the reduction, B the item that releases it, and LEAD and TRAIL as with h = 1: TRAIL' = h TRAIL + (1 - h) R
+    # and LEAD' = h LEAD + (1 - h) B, so that max(TRAIL', R - B + LEAD') = R - h min(R - TRAIL, B - LEAD) of the
+    # reduction is exposed. FIRST and LAST likewise for the gather and the first forward.
+    for edge, whole, part in exposed_edges(costs):
+        exposed = costs.exposed_fractions[part]
+        if exposed.any():
+            rest = np.maximum(terms[whole] - terms[edge], 0)
+            terms[edge] += np.ceil(exposed * rest).astype(np.int64)
+    terms[Term.CROSSING] = crossing_ns
+    return terms
+
+
+def _fixed_terms(costs: LayoutCosts, held: HeldLayers) -> IntArray:
+    """Sum the durations of virtual stages without recomputation, [Term, ...]."""
+    counts, duration, any_layer = held.counts, costs.duration_ns, held.counts.any(axis=-1)
+    embedding = [ns * held.is_first for ns in costs.embedding_ns]
+    head = [ns * held.is_last for ns in costs.head_ns]
+    shape = np.broadcast_shapes(np.shape(held.first), costs.transfer_ns.shape)
+    terms = np.zeros((len(Term), *shape), dtype=np.int64)
     terms[Term.FORWARD] = counts @ duration[:, Phase.FORWARD] + embedding[0] + head[0]
     terms[Term.BACKWARD] = counts @ duration[:, Phase.BACKWARD] + embedding[1] + head[1]
     terms[Term.WEIGHT] = counts @ duration[:, Phase.WEIGHT] + embedding[Kind.WEIGHT] + head[Kind.WEIGHT]
@@ -169,35 +213,21 @@ def _fixed_terms(
         (Term.REDUCE, costs.reduce_ns),
         (Term.OPTIMIZER, costs.optimizer_ns),
     ):
-        terms[term] = counts @ values[: len(counts)] + values[ends].sum(axis=0)
+        ends = values[EMBEDDING] * held.is_first + values[HEAD] * held.is_last
+        terms[term] = counts @ values[: len(duration)] + ends
     # A bucket at the edge of a stage holds one layer, with the end of the model that is next to it.
     # Gradients come from the backward, or from the weight gradients where these are split off. Transfers of the
     # host do not count: a recomputed layer may have shorter transfers.
-    edge, gradient_kind = costs.edge_ns, Kind.WEIGHT if costs.split_backward.all() else Kind.BACKWARD
-    terms[Term.LEAD] = edge[gradient_kind, back].sum(axis=0) + head[gradient_kind]
-    terms[Term.LEAD] += 0 if any_layer else embedding[gradient_kind]
-    first_bucket = [*front, *(ends[:1] if is_first else [])]
-    terms[Term.TRAIL] = costs.reduce_ns[first_bucket].sum(axis=0)
-    terms[Term.FIRST] = costs.gather_ns[first_bucket].sum(axis=0)
-    terms[Term.LAST] = edge[Kind.FORWARD, back].sum(axis=0) + head[0] + (0 if any_layer else embedding[0])
-    if not any_layer:
-        terms[Term.TRAIL] = terms[Term.REDUCE]
-        terms[Term.FIRST] = terms[Term.GATHER]
+    gradient_kind = Kind.WEIGHT if costs.split_backward.all() else Kind.BACKWARD
+    for term, kind in ((Term.LEAD, gradient_kind), (Term.LAST, Kind.FORWARD)):
+        terms[term] = np.where(any_layer, costs.edge_ns[kind][held.last], embedding[kind]) + head[kind]
+    for term, whole, values in (
+        (Term.TRAIL, Term.REDUCE, costs.reduce_ns),
+        (Term.FIRST, Term.GATHER, costs.gather_ns),
+    ):
+        first_bucket = values[held.first] + values[EMBEDDING] * held.is_first
+        terms[term] = np.where(any_layer, first_bucket, terms[whole])
     return terms
-
-
-def _expose_edges(costs: LayoutCosts, terms: IntArray) -> None:
-    """Lengthen the edges in ``terms`` [Term, ...] by communication that the compute beside it cannot hide.
-
-    With h the hidden fraction, R the reduction, B the item that releases it, and LEAD and TRAIL as with h = 1:
-    TRAIL' = h TRAIL + (1 - h) R and LEAD' = h LEAD + (1 - h) B, so that max(TRAIL', R - B + LEAD') = R - h min(R -
-    TRAIL, B - LEAD) of the reduction is exposed. FIRST and LAST likewise for the gather and the first forward.
-    """
-    for edge, whole, part in exposed_edges(costs):
-        exposed = costs.exposed_fractions[part]
-        if exposed.any():
-            rest = np.maximum(terms[whole] - terms[edge], 0)
-            terms[edge] += np.ceil(exposed * rest).astype(np.int64)
 
 
 def exposed_edges(costs: LayoutCosts) -> tuple[tuple[Term, Term, int], ...]:

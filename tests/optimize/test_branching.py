@@ -32,7 +32,6 @@ from milpplan.reports.answers import solve_blocks
 from milpplan.reports.documents import result_document
 from milpplan.reports.words.plan_words import CHUNKS, space_text
 from milpplan.simulation import BoolArray, IntArray, plan_stages, rank_memory, simulate, usable_memory_bytes
-from milpplan.simulation.pipeline.step_graph import StepGraph
 from tests.amounts import first, long_but
 from tests.optimize.brute_force import Costed, constants, costed_plans
 from tests.optimize.problems import random_problem
@@ -200,8 +199,7 @@ def test_moves_make_plans_faster_and_fit(cases: list[tuple[Problem, LayoutContex
         plan = fitted_plan(context, plans.layers[slow])
         if plan is None:
             continue
-        graph = StepGraph.of(context.layout, context.costs.transfer_ns, context.costs.barrier_ns)
-        state = LayoutState(context, graph, [], NEVER, 0, 0.0, None, Counters())
+        state = LayoutState(context, [], NEVER, 0, 0.0, None, Counters())
         step = improve(state, plan, np.inf)
         assert state.best is not None
         best = state.best[1]

@@ -197,8 +197,7 @@ def choice_of(program: LayoutProgram, context: LayoutContext, plan: Plan) -> lis
 def with_split_of(context: LayoutContext, plan: Plan) -> LayoutContext:
     """The layers of a plan fixed, and what each rank then recomputes at least."""
     split = tuple(stage.num_layers for stage in plan.virtual_stages)
-    graph = StepGraph.of(context.layout, context.costs.transfer_ns, context.costs.barrier_ns)
-    bounds = SplitBounds(context, graph, analytic_paths(context.layout))
+    bounds = SplitBounds(context, analytic_paths(context.layout))
     return context.with_split(split, bounds.min_backward_ns(split))
 
 

@@ -127,7 +127,7 @@ def test_the_graph_in_the_relaxation_bounds_every_plan(cases: list[tuple[Problem
             assert layers is not None
             assert proved <= plans.step_time_ns[within].min()
             pool = [*analytic_paths(context.layout), *chunk_paths(context.layout)]
-            state = LayoutState(tight, graph, pool, slowest, 0, 0.0, None, Counters())
+            state = LayoutState(tight, pool, slowest, 0, 0.0, None, Counters())
             rounds = rounds_on(state, CompactRelaxation(tight, slowest))
             assert rounds is not None
             rounds.solve()

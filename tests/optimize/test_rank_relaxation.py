@@ -91,7 +91,7 @@ def test_whole_ranks_bound_every_plan_and_more_nearly(cases: list[Case]) -> None
         assert ranks is not None
         for _ in range(8):
             tight, _, within = narrowed_somewhere(rng, context, plans)
-            state = LayoutState(tight, graph, pool, slowest, 0, 0.0, None, Counters())
+            state = LayoutState(tight, pool, slowest, 0, 0.0, None, Counters())
             known = bound_of(replace(state), compact.narrowed(tight))
             proved = bound_of(state, ranks)
             assert known * (1 - 1e-5) <= proved <= plans.step_time_ns[within].min()

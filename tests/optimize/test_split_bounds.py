@@ -46,13 +46,13 @@ def test_no_plan_of_a_split_is_faster(problem: Problem) -> None:
         layout = columns.at(row)
         context = setting_of(problem, layout, table.at(row))
         graph = StepGraph.of(layout, context.costs.transfer_ns, context.costs.barrier_ns)
-        bounds = SplitBounds(context, graph, paths_of(rng, problem, context, graph))
+        bounds = SplitBounds(context, paths_of(rng, problem, context, graph))
         plans = costed_plans(problem, layout, context.costs)
         for split in np.unique(plans.layers, axis=0):
-            bound = bounds.bound_ns(split.tolist(), HIGH)
+            (bound,) = bounds.bounds_ns([split], HIGH)
             fits = (plans.layers == split).all(axis=1) & (plans.peak_bytes <= capacity)
             assert bound <= plans.step_time_ns[fits].min(initial=HIGH + 1)
-            assert bounds.with_paths(bounds.paths).bound_ns(split.tolist(), bound - 2) == bound - 1
+            assert bounds.with_paths(bounds.paths).bounds_ns([split], bound - 2) == [bound - 1]
 
 
 @few_or_many(5, 30, problems())
@@ -64,15 +64,14 @@ def test_no_plan_of_a_split_is_faster_than_a_mean_of_paths(problem: Problem) -> 
     for row in range(len(columns)):
         layout = columns.at(row)
         context = setting_of(problem, layout, table.at(row))
-        graph = StepGraph.of(layout, context.costs.transfer_ns, context.costs.barrier_ns)
         paths = analytic_paths(layout)
         plans = costed_plans(problem, layout, context.costs)
         for split in np.unique(plans.layers, axis=0):
             fits = (plans.layers == split).all(axis=1) & (plans.peak_bytes <= capacity)
             if fits.any():
                 best = int(plans.step_time_ns[fits].min())
-                state = LayoutState(context, graph, list(paths), best - 1, 0, 0.0, None, Counters())
-                bounds = SplitBounds(context, graph, paths)
+                state = LayoutState(context, list(paths), best - 1, 0, 0.0, None, Counters())
+                bounds = SplitBounds(context, paths)
                 assert mixture_bound(state, bounds, tuple(split.tolist())) <= best
 
 
@@ -101,22 +100,38 @@ def test_random_plans_of_a_real_model_keep_the_bound(count: int, vpp: int) -> No
         step = int(path.length_ns(durations(stages), graph.transfer_ns, graph.barrier_ns))
         tight = setting_of(with_memory(problem, time_and_peak(problem, costs, plan)[1]), layout, costs)
         split = [stage.num_layers for stage in plan.virtual_stages]
-        assert SplitBounds(tight, graph, [*analytic_paths(layout), path]).bound_ns(split, HIGH) <= step
+        assert SplitBounds(tight, [*analytic_paths(layout), path]).bounds_ns([split], HIGH)[0] <= step
 
 
 def test_whole_recomputation_is_seen() -> None:
     """Memory that no plan without recomputation fits into costs whole replays; nothing fits into none."""
     problem, layout = interleaved()
     costs = constants(problem, layout)
-    graph = StepGraph.of(layout, costs.transfer_ns, costs.barrier_ns)
     peak = simulate(problem, uniform_plan(problem, layout, "none")).peak_memory_bytes
 
     def bound(usable_bytes: int, cutoff_ns: int = HIGH) -> int:
         context = setting_of(with_memory(problem, usable_bytes), layout, costs)
-        return SplitBounds(context, graph, analytic_paths(layout)).bound_ns((2,) * 16, cutoff_ns)
+        return SplitBounds(context, analytic_paths(layout)).bounds_ns([(2,) * 16], cutoff_ns)[0]
 
     without = bound(2**50)
     assert bound(peak) == without
     assert bound(peak * 7 // 10) > without
     assert bound(2**30) == HIGH + 1
     assert bound(2**50, without - 2) == without - 1
+
+
+def test_fractions_of_layers_see_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory binds, the bound that lets fractions of layers be recomputed lies between the bound without
+    memory and the bound of whole choices."""
+    problem, layout = interleaved(4)
+    costs = constants(problem, layout)
+    peak = simulate(problem, uniform_plan(problem, layout, "none")).peak_memory_bytes
+
+    def bound(usable_bytes: int) -> int:
+        context = setting_of(with_memory(problem, usable_bytes), layout, costs)
+        return SplitBounds(context, analytic_paths(layout)).bounds_ns([(1,) * 32], HIGH)[0]
+
+    without, whole = bound(2**50), bound(peak * 7 // 10)
+    monkeypatch.setattr(SplitBounds, "_replays", lambda *_: 0)
+    assert without < bound(peak * 7 // 10) <= whole
+    assert bound(peak) == without

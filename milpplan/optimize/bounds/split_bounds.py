@@ -5,7 +5,8 @@ the chunks of a rank, and only the paths couple ranks. A path's length is linear
 over all plans of the split is a sum over the ranks of the minimum over the choices that fit. The linear
 relaxation, which lets a rank recompute fractions of layers, is weaker.
 
-No solver is involved: the bounds are sums of integers.
+Before that, all splits are bounded together, by a price of memory and fractions of layers: most layouts need no
+more. No solver is involved: the bounds are sums of integers, and of floating-point numbers with a margin.
 """
 
 from __future__ import annotations
@@ -18,16 +19,22 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
+from milpplan.optimize.bounds.closed_form import SAFETY
 from milpplan.optimize.layout import LayoutContext
 from milpplan.optimize.layout.stage_options import Menu, recompute_options, useful_items
-from milpplan.simulation import BoolArray, IntArray, StageOptions, ascending
-from milpplan.simulation.pipeline.step_graph import CriticalPath, StepGraph, Term
+from milpplan.simulation import BoolArray, IntArray, LayoutCosts, StageOptions, ascending
+from milpplan.simulation.layers import Phase
+from milpplan.simulation.pipeline.step_graph import CriticalPath, Term
+from milpplan.simulation.pipeline.work_orders import LiveProfile
+from milpplan.simulation.stages import EMBEDDING, HEAD, HeldLayers, recomputed_terms
 
 MAX_CHOICES = 20_000
 """Maximum number of joint choices of a rank's chunks; above it, only the memory at one moment counts."""
 MAX_WEIGHTS = 4
 """Maximum number of different weights of a rank's chunks, on paths that stay on the rank, that are
 examined then."""
+MAX_PRICES = 40
+"""Maximum number of prices of a byte that are tried for fractions of layers."""
 NO_CHOICE_NS = 2**53
 """Stands for the minimum backward of a rank without a choice that fits."""
 
@@ -41,7 +48,6 @@ class SplitBounds:
     """Bounds of the splits of one layout; equal contents of a rank are evaluated once."""
 
     context: LayoutContext
-    graph: StepGraph
     paths: Sequence[CriticalPath]
     """Paths of the layout's step graph; the longest counts."""
     counts: IntArray = field(init=False)
@@ -50,7 +56,7 @@ class SplitBounds:
     """Layers of the model before each run, and all its layers, [R + 1]."""
     stages: list[tuple[bool, bool, int, int]] = field(init=False)
     """Parts of the contents of the virtual stages that no split changes."""
-    options: dict[StageContent, tuple[StageOptions, IntArray]] = field(default_factory=dict)
+    options: dict[StageContent, StageOptions] = field(default_factory=dict)
     menus: dict[tuple[int, StageContent], Menu] = field(default_factory=dict)
     replays: dict[tuple[int, tuple[StageContent, ...]], IntArray | None] = field(default_factory=dict)
     choices: dict[tuple[int, tuple[StageContent, ...]], npt.NDArray[np.int16]] = field(default_factory=dict)
@@ -60,7 +66,7 @@ class SplitBounds:
         # the minima of some ranks already give a bound.
         paths = [path for path in self.paths if (path.counts >= 0).all()]
         self.counts = np.stack([path.counts for path in paths])
-        transfer, barrier = self.graph.transfer_ns, self.graph.barrier_ns
+        transfer, barrier = int(self.context.costs.transfer_ns), int(self.context.costs.barrier_ns)
         self.fixed_ns = np.array([path.num_transfers * transfer + path.barrier_count * barrier for path in paths])
         context, J = self.context, self.context.num_stages
         self.run_edges = np.concatenate([[0], np.cumsum(np.array(context.runs)[:, 1])])
@@ -69,28 +75,106 @@ class SplitBounds:
             for j, rank in enumerate(context.layout.stage_ranks)
         ]
 
-    def bound_ns(self, split: Sequence[int], cutoff_ns: int) -> int:
-        """Return a lower bound of the step time of a split, at most ``cutoff_ns + 1``.
+    def bounds_ns(self, splits: Sequence[Sequence[int]], cutoff_ns: int) -> list[int]:
+        """Return a lower bound of the step time of each split, at most ``cutoff_ns + 1``.
 
-        ``split``: layers of every virtual stage, [J].
+        ``splits``: layers of every virtual stage, [S][J].
         """
-        contents = self._contents(split)
-        # The paths with the shortest choices of all stages, whatever they keep.
-        min_terms = np.empty((len(Term), len(contents)), dtype=np.int64)
-        for stage, content in enumerate(contents):
-            min_terms[:, stage] = self._options(stage, content)[1]
-        total = np.asarray(self.fixed_ns + np.tensordot(self.counts, min_terms, axes=2))
-        # Memory comes last, rank by rank while it can decide: it is expensive, and the first ranks hold most.
-        for rank, chunks in enumerate(self._by_rank(contents)):
-            if int(total.max()) > cutoff_ns:
-                break
-            if (rank, chunks) not in self.replays:
-                self.replays[rank, chunks] = self._replays(rank, chunks)
-            replays = self.replays[rank, chunks]
-            if replays is None:
-                return cutoff_ns + 1
-            total = total + replays
-        return min(int(total.max()), cutoff_ns + 1)
+        if not len(splits):
+            return []
+        # The paths with the shortest choices of all stages, whatever they keep; then memory that may be shared by
+        # fractions of layers; then whole choices, rank by rank while it can decide: they are expensive, and the
+        # first ranks hold most.
+        held = HeldLayers.of_splits(np.array(self.context.problem.model.layer_kinds), np.array(splits))
+        terms = self._least_terms(held)
+        totals = self.fixed_ns + np.einsum("ptj,tsj->sp", self.counts, terms, optimize=True)
+        bounds = totals.max(axis=1)
+        left = np.flatnonzero(bounds <= cutoff_ns)
+        bounds[left] = np.maximum(bounds[left], self._with_memory(held, totals, left).max(axis=1))
+        for row in np.flatnonzero(bounds <= cutoff_ns).tolist():
+            total = totals[row]
+            for rank, chunks in enumerate(self._by_rank(self._contents(splits[row]))):
+                if int(total.max()) > cutoff_ns:
+                    break
+                if (rank, chunks) not in self.replays:
+                    stages = self.context.layout.rank_stages[rank]
+                    minima = terms[Term.BACKWARD, row, stages]
+                    self.replays[rank, chunks] = self._replays(rank, chunks, minima)
+                replays = self.replays[rank, chunks]
+                total = total + (cutoff_ns + 1 if replays is None else replays)
+            bounds[row] = max(int(bounds[row]), int(total.max()))
+        return [min(bound, cutoff_ns + 1) for bound in bounds.tolist()]
+
+    def _least_terms(self, held: HeldLayers) -> IntArray:
+        """Return lower bounds of the durations of stages over all recompute choices, [Term, S, J] ns: every layer
+        has the modes that add least to its forward and to its backward."""
+        context = self.context
+        terms = np.zeros((len(Term), *held.first.shape), dtype=np.int64)
+        types = np.array([node_type for _, _, node_type, _ in self.stages])
+        crossing_ns = np.array([crossing for _, _, _, crossing in self.stages])
+        for node_type in ascending(types).tolist():
+            costs = context.costs.of_rank(context.layout.stage_ranks[types.tolist().index(node_type)])
+            forward, backward, _ = _by_mode(costs, context.problem.recompute_modes)
+            added = held.counts @ forward.min(axis=0), held.counts @ backward.min(axis=0)
+            if context.first_full is not None:
+                recomputed = np.minimum(held.counts.sum(axis=-1), context.first_full)
+                added = added[0], recomputed * int(costs.duration_ns[:, Phase.FULL].min())
+            own = recomputed_terms(costs, held, *added, crossing_ns)
+            terms = np.where(types == node_type, own, terms)
+        return terms
+
+    def _with_memory(self, held: HeldLayers, totals: IntArray, rows: IntArray) -> IntArray:
+        """Return the lengths of the paths, ``totals`` [S, paths], for some splits, with what the memory of the
+        ranks adds at least where fractions of layers may be recomputed, [rows, paths] ns.
+
+        At the moment with most micro-batches alive a rank is d bytes over its capacity if nothing is dropped.
+        Layer i in mode m drops b_im bytes and takes t_im beyond its shortest backward. So for any price g >= 0 a
+        byte, all together take at least g d + sum_i min_m (t_im - g b_im), a closed form.
+        """
+        context, longer = self.context, totals[rows].astype(np.float64)
+        all_weights = self.counts[:, Term.BACKWARD] + self.counts[:, Term.PAIRED_BACKWARD]
+        for rank in range(context.layout.pp):
+            stages = np.array(context.layout.rank_stages[rank])
+            weights, held_by_rank = all_weights[:, stages], held.counts[np.ix_(rows, stages)]
+            excess = self._excess_bytes(rank, held_by_rank)
+            if not (excess > 0).any():
+                continue
+            _, backward, dropped = _by_mode(context.costs.of_rank(rank), context.problem.recompute_modes)
+            _, live = _fullest(context, rank)
+            bytes_saved = np.array(live[: len(stages)])[:, None] * dropped[:, None]
+            inverse, distinct = _staying(weights, context.layout.num_micro_batches)
+            for index, weight in distinct if bytes_saved.any() else ():
+                taken = weight[:, None] * (backward - backward.min(axis=0))[:, None]
+                prices = ascending((taken / np.maximum(bytes_saved, 1))[bytes_saved > 0])
+                prices = prices[ascending(np.linspace(0, len(prices) - 1, MAX_PRICES).astype(np.int64))]
+                least = (taken - prices[:, None, None, None] * bytes_saved).min(axis=1)
+                saved = -np.tensordot(least, held_by_rank, axes=([1, 2], [1, 2]))
+                asked = prices[:, None] * excess
+                # The margin is above the rounding of the sums.
+                added = (asked - saved - (1.0 - SAFETY) * (np.abs(asked) + saved)).max(axis=0, initial=0.0)
+                longer[:, inverse == index] += np.floor(added)[:, None]
+        return longer.astype(np.int64)
+
+    def _excess_bytes(self, rank: int, counts: IntArray) -> IntArray:
+        """Return the bytes that a rank needs beyond its capacity at its fullest moment if it drops nothing,
+        without replays and transfers, [S]; ``counts`` [S, v, K] of its layers."""
+        context, v = self.context, self.context.layout.vpp
+        costs, stages = context.costs.of_rank(rank), context.layout.rank_stages[rank]
+        running, live = _fullest(context, rank)
+        alive, waiting = np.array(live[:v]), np.array(live[v:] or (0,) * v)
+        states = costs.state_bytes.sum(axis=0)
+        each = states[:EMBEDDING] + np.multiply.outer(alive, costs.kept_bytes)
+        each += np.multiply.outer(waiting, costs.deferred_bytes)
+        used = np.tensordot(counts, each, axes=2) + int(costs.buffer_bytes) - context.capacity_of(rank)
+        workspace = np.where(counts[:, running] > 0, costs.workspace_bytes, 0).max(axis=1)
+        if stages[0] == 0:
+            used += int(states[EMBEDDING]) + alive[0] * int(costs.embedding_kept_bytes)
+        if stages[-1] == context.num_stages - 1:
+            used += int(states[HEAD]) + alive[-1] * int(costs.head_kept_bytes)
+            used += waiting[-1] * int(costs.head_deferred_bytes)
+            if running == v - 1:
+                workspace = np.maximum(workspace, int(costs.head_workspace_bytes))
+        return np.asarray(used + workspace)
 
     def shortest(self, split: Sequence[int], counts: IntArray) -> IntArray | None:
         """Return durations [Term, J] whose sum, weighted by ``counts``, is a lower bound over all recompute
@@ -104,7 +188,8 @@ class SplitBounds:
             counts: nonnegative weights, [Term, J], such as the counts of a path or of several paths together.
         """
         contents = self._contents(split)
-        durations = np.stack([self._options(stage, content)[1] for stage, content in enumerate(contents)], axis=1)
+        kinds = np.array(self.context.problem.model.layer_kinds)
+        durations = self._least_terms(HeldLayers.of_splits(kinds, np.array([split])))[:, 0]
         weights = counts[Term.BACKWARD] + counts[Term.PAIRED_BACKWARD]
         for rank, held in enumerate(self._by_rank(contents)):
             stages = list(self.context.layout.rank_stages[rank])
@@ -149,9 +234,9 @@ class SplitBounds:
         """Return the contents of each rank's chunks, [P]."""
         return [tuple(map(contents.__getitem__, stages)) for stages in self.context.layout.rank_stages]
 
-    def _replays(self, rank: int, contents: tuple[StageContent, ...]) -> IntArray | None:
+    def _replays(self, rank: int, contents: tuple[StageContent, ...], minima: IntArray) -> IntArray | None:
         """Return the minimum time beyond each stage's own minimum that each path spends on a rank's backwards for
-        lack of memory, [paths] ns; None where nothing fits."""
+        lack of memory, [paths] ns; None where nothing fits. ``minima``: of its backwards, [v] ns."""
         stages = list(self.context.layout.rank_stages[rank])
         menus = self._menus(stages, contents)
         if menus is None:
@@ -165,11 +250,7 @@ class SplitBounds:
             backwards = (weights @ choices).min(axis=1) if choices.shape[1] else None
         if backwards is None:
             return None
-        minima = [
-            self._options(stage, content)[1][Term.BACKWARD]
-            for stage, content in zip(stages, contents, strict=True)
-        ]
-        return np.asarray(backwards - weights @ np.array(minima))
+        return np.asarray(backwards - weights @ minima)
 
     def _joint_choices(
         self, rank: int, contents: tuple[StageContent, ...], menus: Sequence[Menu]
@@ -203,11 +284,9 @@ class SplitBounds:
         """
         minima = np.array([int(menu.terms[Term.BACKWARD].min()) for menu in menus])
         total = weights @ minima
-        stays = weights.sum(axis=1) >= self.context.layout.num_micro_batches
-        distinct, inverse, count = np.unique(weights, axis=0, return_inverse=True, return_counts=True)
-        wanted_weights = ascending(inverse[stays])
-        for index in wanted_weights[np.argsort(-count[wanted_weights], kind="stable")][:MAX_WEIGHTS].tolist():
-            value = _min_fitting(self.context, rank, menus, distinct[index])[0]
+        inverse, distinct = _staying(weights, self.context.layout.num_micro_batches)
+        for index, weight in distinct:
+            value = _min_fitting(self.context, rank, menus, weight)[0]
             if value is None:
                 return None
             total[inverse == index] = value
@@ -218,26 +297,49 @@ class SplitBounds:
         menus = []
         for stage, content in zip(stages, contents, strict=True):
             if (stage, content) not in self.menus:
-                options, _ = self._options(stage, content)
-                self.menus[stage, content] = useful_items(self.context, stage, content[0], options)
+                # Options depend on the content alone, whether they fit on the rank as well.
+                if content not in self.options:
+                    options = recompute_options(self.context, stage, content[0])
+                    assert options is not None, "without prices there is a choice"
+                    self.options[content] = options
+                self.menus[stage, content] = useful_items(self.context, stage, content[0], self.options[content])
             menu = self.menus[stage, content]
             if not len(menu):
                 return None
             menus.append(menu)
         return menus
 
-    def _options(self, stage: int, content: StageContent) -> tuple[StageOptions, IntArray]:
-        """Return the recompute choices of a virtual stage, whether they fit or not, and the minimum of each term
-        [Term]; only their backwards differ."""
-        if content not in self.options:
-            options = recompute_options(self.context, stage, content[0])
-            assert options is not None, "without prices there is a choice"
-            self.options[content] = options, options.terms.min(axis=1)
-        return self.options[content]
-
     def with_paths(self, paths: Sequence[CriticalPath]) -> SplitBounds:
         """Return a copy with other paths that shares the choices already computed."""
         return replace(self, paths=paths, replays={})
+
+
+def _by_mode(costs: LayoutCosts, modes: Sequence[str]) -> tuple[IntArray, IntArray, IntArray]:
+    """Return what each mode of a layer adds to its forward and to its backward, and the bytes that it drops,
+    [modes, K] each."""
+    none = np.zeros_like(costs.kept_bytes)
+    durations, replayed = costs.duration_ns, costs.replayed_forward_ns
+    table = {
+        "none": (none, none, none),
+        "selective": (replayed[0], durations[:, Phase.SELECTIVE], costs.dropped_selective_bytes),
+        "full": (replayed[1], durations[:, Phase.FULL], costs.dropped_full_bytes),
+    }
+    forward, backward, dropped = (np.stack(rows) for rows in zip(*(table[mode] for mode in modes), strict=True))
+    return forward, backward, dropped
+
+
+def _fullest(context: LayoutContext, rank: int) -> LiveProfile:
+    """Return the moment of a rank with most micro-batches alive."""
+    return max(context.profiles[rank], key=lambda profile: sum(profile[1]))
+
+
+def _staying(weights: IntArray, num_micro_batches: int) -> tuple[IntArray, list[tuple[int, IntArray]]]:
+    """Return the most frequent weights [v] of paths that stay on a rank, with their numbers, and the number of the
+    weights of every path [paths]; ``weights`` [paths, v]."""
+    distinct, inverse, count = np.unique(weights, axis=0, return_inverse=True, return_counts=True)
+    wanted = ascending(inverse[weights.sum(axis=1) >= num_micro_batches])
+    wanted = wanted[np.argsort(-count[wanted], kind="stable")][:MAX_WEIGHTS]
+    return inverse, [(index, distinct[index]) for index in wanted.tolist()]
 
 
 def _fitting_choices(context: LayoutContext, rank: int, menus: Sequence[Menu]) -> IntArray:
@@ -303,7 +405,7 @@ def _min_fitting(
 
     The chunks are added one by one, keeping the Pareto set of (bytes, nanoseconds).
     """
-    running, live = max(context.profiles[rank], key=lambda profile: sum(profile[1]))
+    running, live = _fullest(context, rank)
     moment = np.array([running]), np.array([live])
     states = sum(int(menu.state_bytes[0]) for menu in menus) + int(context.costs.of_rank(rank).buffer_bytes)
     sizes = [_bytes_at(menus, chunk, *moment)[0] for chunk in range(len(menus))]

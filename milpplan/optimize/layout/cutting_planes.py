@@ -88,7 +88,6 @@ class LayoutState:
     graph."""
 
     context: LayoutContext
-    graph: StepGraph
     pool: list[CriticalPath]
     cutoff_ns: int
     bound_ns: int
@@ -99,6 +98,12 @@ class LayoutState:
     rounded: bool = False
     """True once an integer program was solved to the end, and only its rounding keeps bound and best plan apart.
     """
+
+    @property
+    def graph(self) -> StepGraph:
+        """Step graph of the layout; bounds close most layouts without one."""
+        costs = self.context.costs
+        return StepGraph.of(self.context.layout, costs.transfer_ns, costs.barrier_ns)
 
     @property
     def closed(self) -> bool:

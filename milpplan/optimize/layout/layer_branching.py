@@ -38,7 +38,7 @@ from milpplan.problem import Plan
 from milpplan.simulation import FloatArray, IntArray, durations, plan_stages
 from milpplan.simulation.layers import ONCE
 from milpplan.simulation.layers.shard import PAIRED, WORK
-from milpplan.simulation.pipeline.step_graph import CriticalPath, StepGraph
+from milpplan.simulation.pipeline.step_graph import CriticalPath
 from milpplan.simulation.stages import StageMemo
 
 CANDIDATES = 24
@@ -52,9 +52,7 @@ PROMISING = 1.005
 
 def local_search_if_promising(context: LayoutContext, plan: Plan, known_ns: float, deadline: float | None) -> Plan:
     """Improve a single plan by moves if its step is within ``PROMISING`` of ``known_ns``."""
-    costs = context.costs
-    graph = StepGraph.of(context.layout, costs.transfer_ns, costs.barrier_ns)
-    state = LayoutState(context, graph, [], NO_CUTOFF_NS, 0, 0.0, deadline, Counters())
+    state = LayoutState(context, [], NO_CUTOFF_NS, 0, 0.0, deadline, Counters())
     improve(state, plan, known_ns)
     assert state.best is not None
     return state.best[1]

@@ -43,7 +43,6 @@ from milpplan.optimize.space.plan_space import even_splits
 from milpplan.problem import SCHEDULES, V_SCHEDULES, Layout, Plan
 from milpplan.simulation import IntArray
 from milpplan.simulation.layers import Phase
-from milpplan.simulation.pipeline.step_graph import StepGraph
 from milpplan.simulation.stages import StageMemo
 
 AIMED_GAP_SHARE = 0.9
@@ -126,11 +125,8 @@ class LayoutSolver(SolveContext):
                 on the compact relaxation, with the bound and perhaps a plan. Otherwise the layout is decided, but
                 free interleaved splits are branched only for a few nodes and go on there at the next call.
         """
-        max_layers = max_layers_within(context, cutoff_ns)
-        if max_layers is None:
-            return LayoutOutcome(max(bound_ns, cutoff_ns + 1), "bounded")
         state = self.new_state(context, cutoff_ns, bound_ns)
-        return LayoutOutcome.of(state, self._run(state, max_layers, effort, slack))
+        return LayoutOutcome.of(state, self._run(state, effort, slack))
 
     def new_state(self, context: LayoutContext, cutoff_ns: int, bound_ns: int, scenario: int = 0) -> LayoutState:
         """Return the initial state of a layout, with the paths known for its graph in a scenario."""
@@ -138,7 +134,6 @@ class LayoutSolver(SolveContext):
         key = (*graph_key(layout), scenario)
         return LayoutState(
             context,
-            StepGraph.of(layout, context.costs.transfer_ns, context.costs.barrier_ns),
             self.known_paths.setdefault(key, analytic_paths(layout)),
             cutoff_ns,
             bound_ns,
@@ -147,14 +142,11 @@ class LayoutSolver(SolveContext):
             self.counters,
         )
 
-    def _run(self, state: LayoutState, max_layers: IntArray, effort: int, slack: float) -> Fate:
+    def _run(self, state: LayoutState, effort: int, slack: float) -> Fate:
         """Decide the layout by splits, relaxations and programs, as far as ``effort`` and time allow."""
-        splits = even_splits(state.context.problem, state.context.layout)
-        if splits is None and state.context.layout.vpp > 1:
-            return self._branch_on_layers(state)
-        if splits is not None and len(splits) > MAX_SPLITS:
-            splits = None
-        bounds = SplitBounds(state.context, state.graph, tuple(state.pool))
+        every_split = even_splits(state.context.problem, state.context.layout)
+        splits = None if every_split is None or len(every_split) > MAX_SPLITS else every_split
+        bounds = SplitBounds(state.context, tuple(state.pool))
         if splits is not None:
             splits = bounded_splits(state, splits, bounds)
             if not state.closed:
@@ -164,6 +156,12 @@ class LayoutSolver(SolveContext):
                 return "bounded"
             if not effort:
                 return "open"
+        # Splits that are listed are bounded sooner than counted.
+        max_layers = max_layers_within(state.context, state.cutoff_ns)
+        if max_layers is None:
+            return "bounded"
+        if every_split is None and state.context.layout.vpp > 1:
+            return self._branch_on_layers(state)
         menus = compact_rounds(state, max_layers, FULL_ROUNDS if effort else QUICK_ROUNDS)
         if menus is None or state.closed:
             return "relaxed"
@@ -194,8 +192,8 @@ class LayoutSolver(SolveContext):
 
     def _decide_split(self, part: LayoutState, split: tuple[int, ...]) -> None:
         """Decide one split of the layers: raise the bound or find the best plan."""
-        bounds = SplitBounds(part.context, part.graph, tuple(part.pool))
-        part.bound_ns = max(part.bound_ns, bounds.bound_ns(split, part.cutoff_ns))
+        bounds = SplitBounds(part.context, tuple(part.pool))
+        part.bound_ns = max(part.bound_ns, *bounds.bounds_ns([split], part.cutoff_ns))
         if part.closed:
             return
         part.context = part.context.with_split(split, bounds.min_backward_ns(split))
@@ -427,14 +425,9 @@ def bounded_splits(
 ) -> tuple[tuple[int, ...], ...]:
     """Return the splits that known paths do not exclude, and raise the layout's bound to the minimum of the
     splits' bounds."""
-    min_bound_ns, kept = state.cutoff_ns + 1, []
-    for split in splits:
-        bound_ns = bounds.bound_ns(split, state.cutoff_ns)
-        min_bound_ns = min(min_bound_ns, bound_ns)
-        if bound_ns <= state.cutoff_ns:
-            kept.append(split)
-    state.bound_ns = max(state.bound_ns, min_bound_ns)
-    return tuple(kept)
+    bounds_ns = bounds.bounds_ns(splits, state.cutoff_ns)
+    state.bound_ns = max(state.bound_ns, min(bounds_ns, default=state.cutoff_ns + 1))
+    return tuple(split for split, bound_ns in zip(splits, bounds_ns, strict=True) if bound_ns <= state.cutoff_ns)
 
 
 def simulated_splits(

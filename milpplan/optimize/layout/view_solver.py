@@ -421,13 +421,13 @@ def _splits_left(joint: Joint, splits: tuple[Split, ...]) -> dict[Split, tuple[t
 
     The layout's bound is raised to the minimum of the splits' bounds.
     """
-    bounds = [SplitBounds(view.context, view.graph, tuple(view.pool)) for view in joint.views]
+    bounds = [SplitBounds(view.context, tuple(view.pool)) for view in joint.views]
     cutoff = joint.whole.cutoff_ns
-    views = list(zip(joint.views, bounds, strict=True))
-    bounded = [
-        (max(view.scale.up(own.bound_ns(split, view.scale.longest_ns(cutoff))) for view, own in views), split)
-        for split in splits
+    by_view = [
+        list(map(view.scale.up, own.bounds_ns(splits, view.scale.longest_ns(cutoff))))
+        for view, own in zip(joint.views, bounds, strict=True)
     ]
+    bounded = list(zip(map(max, zip(*by_view, strict=True)), splits, strict=True))
     min_bound = min((bound for bound, _ in bounded), default=cutoff + 1)
     joint.whole.bound_ns = max(joint.whole.bound_ns, min(min_bound, cutoff + 1))
     open_splits = sorted((bound, split) for bound, split in bounded if bound <= cutoff)
@@ -447,7 +447,7 @@ def _scenario_splits_left(joint: Joint, splits: tuple[Split, ...]) -> dict[Split
     for index in _slowest_first(joint, splits[0]):
         view = joint.views[index]
         view.take_cutoff()
-        bounds[index] = SplitBounds(view.context, view.graph, tuple(view.pool))
+        bounds[index] = SplitBounds(view.context, tuple(view.pool))
         splits = bounded_splits(view, splits, bounds[index])
         if not _closed(joint, view):
             splits, bounds[index] = simulated_splits(view, splits, bounds[index])

@@ -82,7 +82,6 @@ from milpplan.simulation import (
 )
 from milpplan.simulation.bulk import uniform_plan
 from milpplan.simulation.mixed_costs import AnyTable, ReplicaCosts
-from milpplan.simulation.pipeline.step_graph import StepGraph
 from milpplan.simulation.stages import StageMemo
 
 BLOCK_KEYS: Final = ("tp", "cp", "pp", "dp", "num_gpus", "global_batch_size")
@@ -445,8 +444,7 @@ class _KeepingState(LayoutState):
 
 def _state(context: LayoutContext, cutoff_ns: int) -> LayoutState:
     """Return a state that gathers paths and plans."""
-    graph = StepGraph.of(context.layout, context.costs.transfer_ns, context.costs.barrier_ns)
-    return _KeepingState(context, graph, analytic_paths(context.layout), cutoff_ns, 0, 0.0, None, Counters())
+    return _KeepingState(context, analytic_paths(context.layout), cutoff_ns, 0, 0.0, None, Counters())
 
 
 @dataclass(slots=True)
@@ -601,7 +599,7 @@ def _add_cases(problem: Problem, opened: OpenLayout, costs: RankCosts, value: Fr
             programs = [_free_program(context, max_layers, cutoff_ns, opened)]
         else:
             state = _state(context, cutoff_ns)
-            bounds = SplitBounds(context, state.graph, tuple(state.pool))
+            bounds = SplitBounds(context, tuple(state.pool))
             memo = StageMemo(context.layout, context.costs)
             programs = [_split_program(state, bounds, split, memo) for split in splits]
             opened.offer(state)
@@ -618,7 +616,7 @@ def _split_program(
     state: LayoutState, bounds: SplitBounds, split: tuple[int, ...], memo: StageMemo
 ) -> LayoutProgram | None:
     """Return menus and paths of one split of the layers; None where closed-form bounds exclude it."""
-    if bounds.bound_ns(split, state.cutoff_ns) > state.cutoff_ns:
+    if bounds.bounds_ns([split], state.cutoff_ns)[0] > state.cutoff_ns:
         return None
     context = state.context.with_split(split, bounds.min_backward_ns(split))
     menus = bounds.split_menus(split)
