@@ -309,16 +309,18 @@ deepseek-ai/DeepEP@0297fc80 README (90 and 61 GB/s) and docs/legacy.md (51 GB/s 
 
 
 def deepep_rate(nodes: int, tokens: int) -> tuple[float, float]:
-    """Predict a dispatch of tokens of 7,168 bytes (fp8) to 8 experts each over nodes of 8 H100.
+    """Predict a dispatch of tokens of 7,168 bytes (fp8) to 8 experts each over nodes of 8 H100, or on 8 H800.
 
     Returns:
-        Bytes that reach nodes, the own one included, a second; and the time of an all-to-all over DeepEP's.
+        Bytes that reach nodes (on one node: ranks), the own one included, a second; and the time of an all-to-all
+        over DeepEP's.
     """
+    hardware, places = load_hardware("dgx-h100" if nodes > 1 else "h800"), nodes if nodes > 1 else 8
     once, every = (
-        float(collectives.all_to_all_s(load_hardware("dgx-h100"), 8.0 * tokens * 7168, 8 * nodes, 1, copies))
+        float(collectives.all_to_all_s(hardware, 8.0 * tokens * 7168, 8 * nodes, 1, copies))
         for copies in (8.0, None)
     )
-    reached = tokens * 7168 * nodes * (1 - (1 - 1 / nodes) ** 8)
+    reached = tokens * 7168 * places * (1 - (1 - 1 / places) ** 8)
     return reached / once, every / once
 
 
@@ -400,6 +402,13 @@ def communication_parts() -> tuple[Part, ...]:
                     rate,
                     lambda: deepep_rate(nodes, tokens)[0],
                     0.1,
+                ),
+                Figure(
+                    "bytes/s to ranks, 8 H800 of a node, where a copy an expert is priced",
+                    "deepseek-ai/DeepEP, docs/legacy.md",
+                    153e9,
+                    lambda: deepep_rate(1, 4096)[0],
+                    0.36,
                 ),
             ),
             "",

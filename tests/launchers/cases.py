@@ -147,10 +147,18 @@ NAMED = {
 """Plans whose files are kept in tests/data/launchers."""
 
 
+BY_MEGATRON = ("megatron", "megatron-bridge", "slime", "ms-swift", "verl")
+
+
 def as_run(problem: Problem, plan: Plan, target: str = "megatron") -> Plan:
-    """The plan with the modules that a target recomputes selectively: its own where the plan names none."""
+    """The plan as a file names it: with the modules that a target recomputes selectively, and the dispatcher of
+    Megatron-LM's, its own where the plan names none."""
     modules = plan.layout.recompute_modules
     if modules == NO_MODULES:
         modules = TARGETS[target].capability.own_modules(problem)
-    layout = plan.layout.model_copy(update={"recompute_modules": modules if plan.selects else NO_MODULES})
+    changes = {"recompute_modules": modules if plan.selects else NO_MODULES}
+    if plan.layout.ep > 1 and plan.layout.expert_dispatch == "default" and target in BY_MEGATRON:
+        once = problem.hardware.software.deduplicated_dispatch
+        changes["expert_dispatch"] = "deepep" if once else "alltoall"
+    layout = plan.layout.model_copy(update=changes)
     return plan.model_copy(update={"layout": layout})

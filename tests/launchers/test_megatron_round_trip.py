@@ -123,14 +123,14 @@ def test_versions(version: str) -> None:
 
 @pytest.mark.parametrize("name", EXPERT_DISPATCHES[1:])
 def test_named_dispatch_comes_back(name: ExpertDispatch) -> None:
-    """A named dispatcher is its flag. All-gather is read as the plan's, the others as the software's, and the step
-    is the same; split experts beside all-gather are refused."""
+    """A named dispatcher is its flag, which gives the plan and its step back; split experts beside
+    all-gather are refused."""
     problem = problem_of("qwen3-30b-a3b", "dgx-h100")
     layout = Layout(ep=16, dp=16, global_batch_size=16, expert_dispatch=name)
     plan = as_run(problem, even_plan(problem, layout))
     launch, found = round_trip(problem, plan)
     assert launch.arguments.text("--moe-token-dispatcher-type") == {"deepep": "flex"}.get(name, name)
-    assert found.plan.layout.expert_dispatch == (name if name == "allgather" else "default")
+    assert found.plan == plan
     assert found.problem.hardware.software.deduplicated_dispatch == (name != "alltoall")
     assert simulate(found.problem, found.plan).step_time_ns == simulate(problem, plan).step_time_ns
     script = torchrun_script(launch, "0")

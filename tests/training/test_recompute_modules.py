@@ -219,7 +219,9 @@ def test_launches_name_the_modules() -> None:
 
     assert read("moe_act layernorm").layout.recompute_modules == "moe_act+layernorm"
     assert read("mlp core_attn").layout.recompute_modules == "core_attn"
-    assert read("mlp") == even_plan(problem, layout.model_copy(update={"recompute_modules": "default"}))
+    assert read("mlp") == even_plan(
+        problem, layout.model_copy(update={"recompute_modules": "default", "expert_dispatch": "deepep"})
+    )
     with pytest.raises(InvalidInputError, match="moe, moe_act is not priced"):
         read("moe moe_act")
 

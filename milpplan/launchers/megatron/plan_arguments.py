@@ -42,6 +42,7 @@ from milpplan.launchers.records import Refusal, Section
 from milpplan.problem import (
     NO_MODULES,
     Accelerator,
+    ExpertDispatch,
     HardwareSpec,
     Job,
     Layout,
@@ -243,8 +244,7 @@ def _context(layout: Layout) -> Pairs:
 
 
 def _dispatcher(problem: Problem, layout: Layout) -> str:
-    """Choose the dispatcher. ``flex`` (DeepEP) sends a token once to each domain; it needs several expert
-    ranks."""
+    """Choose the dispatcher; ``flex`` (DeepEP) needs several expert ranks."""
     if layout.expert_dispatch != "default" and layout.ep > 1:
         return "flex" if layout.expert_dispatch == "deepep" else layout.expert_dispatch
     return "flex" if problem.hardware.software.deduplicated_dispatch and layout.ep > 1 else "alltoall"
@@ -502,7 +502,7 @@ def _layout(given: Arguments, sizes: Sizes, job: Job, modules: str) -> Layout:
         "tp_overlap": "ring" if given.given("--tp-comm-overlap") else "none",
         "recompute_modules": modules,
         "ulysses": _ulysses(given, sizes),
-        "expert_dispatch": "allgather" if _gathers_tokens(given, sizes) else "default",
+        "expert_dispatch": _dispatch(given, sizes),
         "rank_order": "tp-cp-pp-dp" if given.given("--use-tp-pp-dp-mapping") else "tp-cp-dp-pp",
     }
     if vpp == 1:
@@ -517,20 +517,21 @@ def _layout(given: Arguments, sizes: Sizes, job: Job, modules: str) -> Layout:
     return validated(Layout, data, "the layout that the arguments describe")
 
 
-def _gathers_tokens(given: Arguments, sizes: Sizes) -> bool:
-    """Check if all ranks of experts gather all tokens.
+def _dispatch(given: Arguments, sizes: Sizes) -> ExpertDispatch:
+    """Return how tokens reach experts.
 
     Raises:
-        InvalidInputError: experts are split besides.
+        InvalidInputError: all ranks gather all tokens, and experts are split besides.
     """
-    gathers = given.text("--moe-token-dispatcher-type") == "allgather" and sizes.ep > 1
-    if gathers and sizes.etp > 1:
+    named: dict[str | None, ExpertDispatch] = {"allgather": "allgather", "alltoall": "alltoall", "flex": "deepep"}
+    dispatch = named.get(given.text("--moe-token-dispatcher-type"), "default") if sizes.ep > 1 else "default"
+    if dispatch == "allgather" and sizes.etp > 1:
         raise InvalidInputError(
             f"--moe-token-dispatcher-type is allgather (the default), and experts are over {sizes.etp} ranks.",
             "Expected whole experts, or alltoall or flex, which are priced.",
             "Name one of them to compare it as such a run.",
         )
-    return gathers
+    return dispatch
 
 
 def _ulysses(given: Arguments, sizes: Sizes) -> int:
@@ -612,8 +613,7 @@ def software_of(
     """Set the software options of the hardware that the arguments give, with notes."""
     changes: dict[str, float] = {}
     dispatcher = given.text("--moe-token-dispatcher-type")
-    dispatcher = dispatcher if model.has_experts else None
-    if dispatcher in ("alltoall", "flex") and ep > 1:
+    if dispatcher in ("alltoall", "flex") and ep > 1 and model.has_experts:
         changes["deduplicated_dispatch"] = dispatcher == "flex"
     if flags := weight_flags(_precision(given)):
         # MXFP8 without the reuse keeps a bf16 buffer of all weights.
