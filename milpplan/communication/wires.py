@@ -143,9 +143,12 @@ def _sparse_attention(shard: Shard, attention: LatentAttention, indexer: Indexer
     target = FP32_BYTES * shard.tokens * selected_keys(indexer, shard.problem.job.sequence_length)
     keys = BF16_BYTES * shard.tokens * shard.columns.cp * gathered_key_width(attention)
     ones, zeros = np.ones_like(inputs), np.zeros_like(inputs)
-    return [
+    own = [
         Message("sp", "all_gather", "tensor", inputs, shard.columns.sequence_parallel * ones, zeros),
         Message("tp", "all_reduce", "tensor", target, zeros, ones),
+    ]
+    return [
+        *([] if indexer.takes else own),
         Message("cp", "all_gather", "context_ring", keys, ones, zeros),
         Message("cp", "reduce_scatter", "context_ring", keys, zeros, ones),
     ]

@@ -76,6 +76,9 @@ WORDS: Final[dict[str, Callable[[Problem], str]]] = {
     ),
     "intermediate_size_divisible_by_tp": lambda p: "tp must divide the width of the MLP",
     "sequence_divisible_by_twice_cp": lambda p: f"2 cp must divide the {p.job.sequence_length:,} tokens",
+    "shared_selections_need_one_stage": lambda p: (
+        "pp must be 1: layers take the keys that the layer before selects, and spaces let stages start anywhere"
+    ),
     "pp_not_above_stages": lambda p: f"pp stages need {p.model.num_layers} layers to hold",
     "batch_divisible_by_dp": lambda p: f"dp must divide the batch of {_batch(p)}",
     "pairs_share_a_micro_batch": lambda p: "both sequences of a pair share a micro-batch: its size must be even",

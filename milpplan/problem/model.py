@@ -77,6 +77,14 @@ class Indexer(Record):
     index_head_dim: PositiveInt
     index_topk: PositiveInt
     """Keys that a query attends to at most."""
+    sharing: Literal["none", "gives", "takes"] = "none"
+    """``takes``: the layer has no indexer, and attends to the keys that the layer before it attends to (GLM-5.2);
+    ``gives``: the next layer takes this one's keys."""
+
+    @property
+    def takes(self) -> bool:
+        """True if an earlier layer selects the keys."""
+        return self.sharing == "takes"
 
 
 class LatentAttention(Record):
@@ -425,6 +433,12 @@ class ModelSpec(Record):
     def has_indexers(self) -> bool:
         """True if queries of some layers attend to keys that an indexer selects."""
         return any(run.attention.type == "mla" and run.attention.indexer is not None for run in self.layers)
+
+    @property
+    def taking_kinds(self) -> tuple[bool, ...]:
+        """Flag the kinds that attend to the keys of the layer before, and so need it in their stage."""
+        indexers = [getattr(kind.attention, "indexer", None) for kind in self.kinds]
+        return tuple(indexer is not None and indexer.takes for indexer in indexers)
 
     @property
     def common_heads(self) -> int:

@@ -121,6 +121,14 @@ def check_plan_of_model(model: ModelSpec, plan: Plan) -> None:
             "Every replica runs a whole number of micro-batches.",
             "Change one of the three.",
         )
+    taking = [model.taking_kinds[kind] for kind in model.layer_kinds]
+    starts = [stage.layers[0] for stage in plan.virtual_stages if stage.layers[0] < stage.layers[1]]
+    if split := [start for start in starts if taking[start]]:
+        raise IllegalPlanError(
+            f"A virtual stage starts with layer {split[0]}, which takes the keys of the layer before it.",
+            "Selections do not cross stages (Megatron-LM: Cross-PP top-k sharing is not supported).",
+            f"Start stages with one of {', '.join(str(i) for i, takes in enumerate(taking) if not takes)}.",
+        )
     check_rules(_model_rules(model, layout))
     try:
         check_schedule(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)

@@ -158,7 +158,7 @@ def _latent_attention(hidden: int, attention: LatentAttention) -> Named:
     yield "kv_norm.weight", _vector(rank)
     yield "kv_up.weight", _rows(heads * (attention.qk_nope_head_dim + attention.v_head_dim), rank, heads)
     yield "o.weight", _columns(hidden, heads * attention.v_head_dim, heads)
-    if (indexer := attention.indexer) is not None:
+    if (indexer := attention.indexer) is not None and not indexer.takes:
         assert attention.q_lora_rank is not None
         count, width = indexer.index_n_heads, indexer.index_head_dim
         yield "indexer.q.weight", Shape(count * width, attention.q_lora_rank)

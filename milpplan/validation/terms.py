@@ -177,7 +177,7 @@ def _without_indexer(problem: Problem, kind: LayerRun) -> tuple[Problem, LayerRu
     attention = kind.attention
     if not isinstance(attention, LatentAttention) or attention.indexer is None:
         return problem, kind
-    smallest = Indexer(index_n_heads=1, index_head_dim=1, index_topk=1)
+    smallest = Indexer(index_n_heads=1, index_head_dim=1, index_topk=1, sharing=attention.indexer.sharing)
     return problem, kind.model_copy(update={"attention": attention.model_copy(update={"indexer": smallest})})
 
 

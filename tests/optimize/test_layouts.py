@@ -20,6 +20,7 @@ from milpplan.problem import (
     SCHEDULES,
     DenseMlp,
     GroupedQueryAttention,
+    LatentAttention,
     LayerRun,
     Layout,
     MixtureOfExperts,
@@ -328,6 +329,24 @@ def test_context_parallel_ranks_need_whole_heads_of_a_recurrence() -> None:
     assert layout_space(narrow).columns.cp.max() == 1
 
 
+def test_layers_that_share_a_selection_are_in_one_stage() -> None:
+    """The space of a model whose layers take the keys of the layer before has no pipeline; that of GLM-5 has."""
+    problem = problem_of("glm-5", "dgx-h100", num_gpus=512, global_batch_size=512)
+    assert layout_space(problem).columns.pp.max() > 1
+    indexer = {"index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048, "sharing": "takes"}
+    last = problem.model.layers[-1]
+    attention = LatentAttention(**last.attention.model_dump() | {"indexer": indexer})
+    runs = [
+        *problem.model.layers[:-1],
+        last.model_copy(update={"count": last.count - 1}),
+        last.model_copy(update={"count": 1, "attention": attention}),
+    ]
+    sharing = problem.model_copy(update={"model": problem.model.model_copy(update={"layers": tuple(runs)})})
+    assert layout_space(sharing).columns.pp.max() == 1
+    layout = Layout(tp=1, pp=2, dp=256, global_batch_size=512)
+    assert broken_rules(sharing, layout) == ["shared_selections_need_one_stage"]
+
+
 def test_zero_2_and_3_with_a_pipeline_are_opened() -> None:
     """The default space refuses ZeRO 2 and 3 in pipelines by a rule with a count; the space that allows them has
     just these layouts besides, and so has a space that fixes both."""
@@ -384,7 +403,7 @@ def test_every_rule_has_an_example() -> None:
         *sut.SHARDING_RULES,
     }
     of_the_space = {"layers_split_uniformly", "one_schedule_without_pipeline", "pairs_need_one_node_type"}
-    of_the_space |= {"recurrent_heads_divisible_by_tp_and_cp"}
+    of_the_space |= {"recurrent_heads_divisible_by_tp_and_cp", "shared_selections_need_one_stage"}
     assert rules - of_the_space <= {rule for rule, _, _ in BROKEN}
 
 

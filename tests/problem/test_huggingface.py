@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
+from milpplan import solve
 from milpplan.errors import InvalidInputError, MilpplanError
 from milpplan.problem import (
     GroupedQueryAttention,
@@ -702,3 +703,53 @@ def test_step_has_heads_by_layer_and_says_what_predicts_further_tokens() -> None
     ):
         with pytest.raises(InvalidInputError, match=seen):
             model_from_config(config | changes, "s")
+
+
+def test_layers_that_share_a_selection_are_read_in_every_spelling() -> None:
+    """A list, a pattern, and a distance with an offset say which layers take the keys of the layer before; what
+    predicts further tokens has an indexer of its own, and the first layer takes none."""
+    cases = [case["config"] for case in FAMILY_CASES if case["config"]["model_type"] == "glm_moe_dsa"]
+    config = {key: value for key, value in cases[0].items() if key != "num_hidden_layers"} | {
+        "num_hidden_layers": 6
+    }
+
+    def sharing(**changes: Any) -> str:
+        model = model_from_config(config | changes, "g")
+        return "".join(
+            run.attention.indexer.sharing[0]
+            for run in model.layers
+            for _ in range(run.count)
+            if isinstance(run.attention, LatentAttention) and run.attention.indexer is not None
+        )
+
+    kinds = ["full", "full", "shared", "shared", "full", "shared"]
+    assert sharing(indexer_types=kinds) == "ngttgt"
+    assert sharing(index_topk_pattern="FFSSFS") == "ngttgt"
+    assert sharing(index_topk_freq=3, index_skip_topk_offset=2) == "ngttgt"
+    assert sharing() == "nnnnnn"
+    model = model_from_config(config | {"indexer_types": kinds}, "g")
+    attention = model.mtp_kind.attention
+    assert isinstance(attention, LatentAttention)
+    assert attention.indexer is not None
+    assert not attention.indexer.takes
+    for wrong in (kinds[:5], ["shared", *kinds[1:]], ["half", *kinds[1:]]):
+        with pytest.raises(InvalidInputError, match="indexer_types or index_topk_pattern is"):
+            model_from_config(config | {"indexer_types": wrong}, "g")
+
+
+def test_stages_begin_with_layers_that_select_their_own_keys() -> None:
+    """A plan may cut before a layer with an indexer and nowhere else; the space has one stage."""
+    cases = [case["config"] for case in FAMILY_CASES if case["config"]["model_type"] == "glm_moe_dsa"]
+    model = model_from_config(next(config for config in cases if "indexer_types" in config), "g")
+    job = Job(num_gpus=2, global_batch_size=4, sequence_length=128)
+    problem = Problem(model=model, hardware=load_hardware("dgx-h100"), job=job)
+    layout = Layout(tp=1, pp=2, dp=1, micro_batch_size=1, global_batch_size=4)
+    for cut in range(1, model.num_layers):
+        stages = (VirtualStage(layers=(0, cut)), VirtualStage(layers=(cut, model.num_layers)))
+        if cut in (1, 4):
+            assert simulate(problem, Plan(layout=layout, virtual_stages=stages)).step_time_s > 0
+        else:
+            with pytest.raises(MilpplanError, match=f"starts with layer {cut}"):
+                simulate(problem, Plan(layout=layout, virtual_stages=stages))
+    result = solve(problem)
+    assert (result.status, result.plan is not None and result.plan.layout.pp) == ("optimal", 1)

@@ -260,6 +260,34 @@ def test_indexers_are_not_divided_by_tensor_parallelism() -> None:
     assert added[0] == pytest.approx(added[1], rel=1e-9)
 
 
+def test_layers_that_take_selected_keys_have_the_attention_alone() -> None:
+    """GLM-5.2's shared layers have neither the matrices of an indexer nor scores, loss and gathers of its inputs:
+    the attention to 2,048 keys is left, and the layer that gives its keys keeps their positions for the replay."""
+    problem = problem_of("glm-5", ideal_hardware(), sequence_length=16384)
+    own = problem.model.kinds[0]
+    takes, gives = (
+        own.model_copy(update={"attention": own.attention.model_copy(update={"indexer": indexer})})
+        for indexer in (own.attention.indexer.model_copy(update={"sharing": word}) for word in ("takes", "gives"))
+    )
+    less = layer_parameters(problem.model, own).total - layer_parameters(problem.model, takes).total
+    assert less == 2048 * 32 * 128 + 6144 * (128 + 32) + 2 * 128
+    columns = columns_of(tp=2, sequence_parallel=True, dp=8)
+    shard, length = Shard.of(problem, columns), 16384
+    forward, backward = flash_core_s(shard, takes.attention, length, shard.tokens, 1)
+    core = 2 * np.minimum(np.arange(length) + 0.5, 2048).sum() * 64 * (576 + 512)
+    assert forward[0] * PEAK_FLOPS_PER_S == pytest.approx(core, rel=1e-4)
+    assert backward[0] * PEAK_FLOPS_PER_S == pytest.approx(2.5 * core, rel=1e-4)
+    times = [layer_seconds(problem, kind, columns)[..., 0] for kind in (own, takes, gives)]
+    assert (times[0] == times[2]).all()
+    assert times[1][Part.TP].sum() < times[0][Part.TP].sum()
+    positions = 4 * 2048 * length
+    kept = [layer_activations(problem, kind, columns) for kind in (own, takes, gives)]
+    indexer = 2 * (32 * 129 + 128) + 2 * 128 + 2 * (6144 + 2048)
+    assert kept[0].kept - kept[1].kept == pytest.approx(length * indexer + positions)
+    assert kept[0].dropped_full - kept[2].dropped_full == pytest.approx(positions)
+    assert kept[2].kept == kept[0].kept
+
+
 def test_key_value_heads_are_never_split() -> None:
     """A rank holds kv / tp heads, at least one."""
     attention = GroupedQueryAttention(num_attention_heads=32, num_key_value_heads=8, head_dim=128)

@@ -277,6 +277,8 @@ _FAMILY_REASONS["kimi_linear"] = _FAMILY_REASONS["deepseek_v2"] | {
 }
 _FAMILY_REASONS["glm_moe_dsa"] = _FAMILY_REASONS["deepseek_v2"] | {
     "angles of rotary positions, within the same kernel": "indexer_rope_interleave",
+    "the number format of the router's scores": "moe_router_dtype",
+    "further tokens in generation": "index_share_for_mtp_iteration",
 }
 _FAMILY_REASONS["gemma3_text"] = _FAMILY_REASONS["gemma2"]
 _FAMILY_REASONS["gemma4_text"] = _FAMILY_REASONS["gemma2"] | {

@@ -14,6 +14,8 @@ from typing import Final
 from milpplan.problem import (
     GroupedQueryAttention,
     Indexer,
+    LatentAttention,
+    LayerRun,
     MixtureOfExperts,
     ModelSpec,
 )
@@ -41,6 +43,8 @@ from milpplan.problem.huggingface.typed_keys import HEADS, HIDDEN, KEY_VALUE_HEA
 from milpplan.problem.model import Mlp
 from milpplan.problem.reading import shown
 
+INDEXED = ("indexed_attention", "deepseek_sparse_attention")
+"""Names of attention to keys that an indexer selects."""
 OPT_POSITION_OFFSET = 2
 """OPT's table of positions has two more rows than positions (``OPTLearnedPositionalEmbedding.offset``)."""
 
@@ -123,25 +127,55 @@ def _deepseek(fields: Fields, name: str) -> ModelSpec:
     return model_of(fields, name, runs([latent_attention(fields)] * len(mlps), mlps))
 
 
-def _deepseek_v32(fields: Fields, name: str) -> ModelSpec:
-    every = ["indexed_attention"] * fields.num_layers
-    fields.must_be("layer_types", every, "an indexer selects keys in every layer")
+def _indexed(fields: Fields, takes: list[bool]) -> list[LatentAttention]:
+    """Build latent attention with indexers, but for layers that take the keys of the layer before."""
+    kinds = fields.sequence("layer_types") or [INDEXED[0]] * fields.num_layers
+    if len(kinds) != fields.num_layers or not {*map(str, kinds)} <= {*INDEXED}:
+        raise fields.refuse(f"layer_types is {shown(kinds)}.", f"Expected {INDEXED[0]} in every layer.")
     sizes = {key: fields.integer(key) for key in ("index_n_heads", "index_head_dim", "index_topk")}
-    attention = latent_attention(fields).model_copy(update={"indexer": Indexer(**sizes)})
-    leading = leading_dense(fields)
-    mlps = expert_mlps(fields, shared_experts(fields), listed_experts(fields, leading))
-    return model_of(fields, name, runs([attention] * len(mlps), mlps))
+    attention, attentions = latent_attention(fields), []
+    for flag, following in zip(takes, [*takes[1:], False], strict=True):
+        sharing = "takes" if flag else "gives" if following else "none"
+        attentions.append(attention.model_copy(update={"indexer": Indexer(**sizes, sharing=sharing)}))
+    return attentions
+
+
+def _deepseek_v32(fields: Fields, name: str) -> ModelSpec:
+    attentions = _indexed(fields, [False] * fields.num_layers)
+    mlps = expert_mlps(fields, shared_experts(fields), listed_experts(fields, leading_dense(fields)))
+    return model_of(fields, name, runs(attentions, mlps))
+
+
+def _takes_keys(fields: Fields) -> list[bool]:
+    """Find layers that take the keys of the layer before: a list, a pattern, or every but the freq-th layer."""
+    listed, pattern = fields.sequence("indexer_types"), fields.value("index_topk_pattern")
+    freq = fields.integer("index_topk_freq", default=1)
+    offset = fields.integer("index_skip_topk_offset", default=2, minimum=0)
+    kinds = [max(layer - offset + 1, 0) % freq == 0 for layer in range(fields.num_layers)]
+    names = ["full" if full else "shared" for full in kinds]
+    if isinstance(pattern, str):
+        names = [{"F": "full", "S": "shared"}.get(letter, letter) for letter in pattern]
+    elif pattern is not None:
+        names = [str(kind) for kind in fields.sequence("index_topk_pattern") or []]
+    names = names if listed is None else [str(kind) for kind in listed]
+    if len(names) != fields.num_layers or not {*names} <= {"full", "shared"} or names[0] == "shared":
+        raise fields.refuse(
+            f"indexer_types or index_topk_pattern is {shown(pattern if listed is None else listed)}.",
+            f"Expected full or shared for {fields.num_layers} layers, the first of them full.",
+        )
+    return [kind == "shared" for kind in names]
 
 
 def _glm_moe_dsa(fields: Fields, name: str) -> ModelSpec:
-    # Layers that take the selection of a layer before them must be in its stage, which no space says.
-    reason = "no layer takes the keys that another layer selects"
-    fields.must_be("indexer_types", ["full"] * fields.num_layers, reason)
-    fields.must_be("index_topk_pattern", "F" * fields.num_layers, reason)
-    if fields.value("indexer_types") is None and fields.value("index_topk_pattern") is None:
-        fields.must_be("index_topk_freq", 1, reason)
-    fields.unused("index_topk_freq", "index_skip_topk_offset", "index_share_for_mtp_iteration")
-    return _deepseek_v32(fields, name)
+    takes = _takes_keys(fields)
+    attentions = _indexed(fields, takes)
+    mlps = expert_mlps(fields, shared_experts(fields), listed_experts(fields, leading_dense(fields)))
+    model = model_of(fields, name, runs(attentions, mlps))
+    if not takes[-1]:
+        return model
+    # A layer of multi-token prediction has an indexer of its own.
+    own = _indexed(fields, [False] * fields.num_layers)[-1]
+    return model.model_copy(update={"mtp_layer": LayerRun(count=1, attention=own, mlp=mlps[-1])})
 
 
 def _glm4_moe(fields: Fields, name: str) -> ModelSpec:

@@ -51,6 +51,7 @@ from milpplan.simulation.layers.sparse_attention import (
     indexer_input_bytes,
     indexer_output_width,
     kept_bytes,
+    position_bytes,
     workspace_bytes,
 )
 
@@ -104,7 +105,15 @@ def layer_activations(problem: Problem, kind: LayerRun, columns: LayoutColumns) 
     if columns.any_of("recompute_modules"):
         selective = np.where(columns.recompute_modules > 0, _module_bytes(shard, kind), selective)
     workspace = np.maximum(workspace, _mixer_workspace(shard, kind))
-    return LayerActivations(kept, selective, kept - stream, workspace + stream)
+    return LayerActivations(kept, selective, kept - stream - _given_positions(shard, kind), workspace + stream)
+
+
+def _given_positions(shard: Shard, kind: LayerRun) -> FloatArray:
+    """Count the bytes of positions that the next layers need for their replays, before that of this layer."""
+    indexer = getattr(kind.attention, "indexer", None)
+    if indexer is None or indexer.sharing != "gives":
+        return np.zeros_like(shard.tokens)
+    return position_bytes(indexer, shard.tokens, shard.problem.job.sequence_length)
 
 
 def _module_bytes(shard: Shard, kind: LayerRun) -> FloatArray:
@@ -153,7 +162,7 @@ def _mixer_workspace(shard: Shard, kind: LayerRun) -> FloatArray:
     """
     mixer = kind.attention
     if isinstance(mixer, LatentAttention) and mixer.indexer is not None:
-        return workspace_bytes(shard.tokens, shard.problem.job.sequence_length)
+        return workspace_bytes(mixer.indexer, shard.tokens, shard.problem.job.sequence_length)
     if isinstance(mixer, LinearRecurrence):
         return np.asarray(BF16_BYTES * shard.tokens * recurrence.workspace_elements(mixer) / shard.tp)
     temporary = _attention(shard, kind)[0] if isinstance(kind.mlp, NoBlock) else np.zeros_like(shard.tokens)

@@ -376,27 +376,29 @@ def _sparse_attention(shard: Shard, attention: LatentAttention, indexer: Indexer
         sums = shard.grad_bytes, shard.fused_sums
         wgrad = kernels.weight_gradient_s(gpu, "bf16", width, inner, tokens, heads, *sums)
         tally.compute(forward, dgrad + wgrad, wgrad, selective=selective)
-    size, count = float(indexer.index_head_dim), float(indexer.index_n_heads)
-    products = [
-        shard.gemm(tokens, width, inner, {})
-        for width, inner in ((count * size, attention.q_lora_rank or 0), (size, hidden), (count, hidden))
-    ]
-    # Rotary positions, and the Hadamard rotation of queries and keys.
-    passes = shard.memory_bound(4 * BF16_BYTES * tokens * (count + 1) * size)
-    weight = np.sum([product.wgrad for product in products], axis=0)
-    tally.compute(np.sum([product.forward for product in products], axis=0) + passes, weight + passes, weight)
+    if not indexer.takes:
+        size, count = float(indexer.index_head_dim), float(indexer.index_n_heads)
+        products = [
+            shard.gemm(tokens, width, inner, {})
+            for width, inner in ((count * size, attention.q_lora_rank or 0), (size, hidden), (count, hidden))
+        ]
+        # Rotary positions, and the Hadamard rotation of queries and keys.
+        passes = shard.memory_bound(4 * BF16_BYTES * tokens * (count + 1) * size)
+        weight = np.sum([product.wgrad for product in products], axis=0)
+        tally.compute(np.sum([product.forward for product in products], axis=0) + passes, weight + passes, weight)
     length = problem.job.sequence_length
     tally.compute(*(shard.core or flash_core_s(shard, attention, length, tokens, 1)))
     tensor, context = placement.tensor(columns), placement.context(columns)
     inputs = collectives.all_gather_s(hardware, indexer_input_bytes(attention, hidden, tokens), *tensor)
     target = collectives.all_reduce_s(hardware, FP32_BYTES * tokens * selected_keys(indexer, length), *tensor)
     keys = BF16_BYTES * tokens * columns.cp * gathered_key_width(attention)
-    sp = columns.sequence_parallel
-    tally.exposed(Part.TP, Phase.FORWARD, np.where(sp, inputs, 0.0))
-    tally.exposed(Part.TP, Phase.BACKWARD, target)
+    if not indexer.takes:
+        sp = columns.sequence_parallel
+        tally.exposed(Part.TP, Phase.FORWARD, np.where(sp, inputs, 0.0))
+        tally.exposed(Part.TP, Phase.BACKWARD, target)
+        tally.calls(np.where(sp, 2, 0), 1, call_s(hardware, *tensor))
     tally.exposed(Part.CP, Phase.FORWARD, collectives.all_gather_s(hardware, keys, *context))
     tally.exposed(Part.CP, Phase.BACKWARD, collectives.reduce_scatter_s(hardware, keys, *context))
-    tally.calls(np.where(sp, 2, 0), 1, call_s(hardware, *tensor))
     tally.calls(2, 2, call_s(hardware, *context))
 
 

@@ -111,7 +111,7 @@ def _latent_attention(hidden: int, attention: LatentAttention) -> LayerParameter
     divided = kv_rank * heads * (attention.qk_nope_head_dim + attention.v_head_dim)
     divided += heads * attention.v_head_dim * hidden
     copied = hidden * (kv_rank + attention.qk_rope_head_dim) + kv_rank
-    if attention.indexer is not None:
+    if attention.indexer is not None and not attention.indexer.takes:
         copied += indexer_matrix_parameters(hidden, attention) + 2 * attention.indexer.index_head_dim
     if attention.q_lora_rank is None:
         return LayerParameters(tensor_parallel=divided + hidden * query_width, replicated=copied)
@@ -122,10 +122,13 @@ def _latent_attention(hidden: int, attention: LatentAttention) -> LayerParameter
 
 
 def indexer_matrix_parameters(hidden: int, attention: LatentAttention) -> int:
-    """Count the indexer's matrices for queries, keys and weights of heads: ``rq*H*d + h*(d + H)``."""
+    """Count the indexer's matrices for queries, keys and weights of heads, ``rq*H*d + h*(d + H)``; 0 if the layer
+    takes the keys of another."""
     indexer = attention.indexer
     assert indexer is not None
     assert attention.q_lora_rank is not None
+    if indexer.takes:
+        return 0
     queries = attention.q_lora_rank * indexer.index_n_heads * indexer.index_head_dim
     return queries + hidden * (indexer.index_head_dim + indexer.index_n_heads)
 
@@ -298,7 +301,7 @@ def _mixer_matrices(hidden: int, mixer: Mixer) -> tuple[Matrix, ...]:
     if mixer.q_lora_rank is None:
         return (*latent, Matrix(query, hidden, "outputs"))
     latent += [Matrix(mixer.q_lora_rank, hidden, ""), Matrix(query, mixer.q_lora_rank, "outputs")]
-    if mixer.indexer is not None:
+    if mixer.indexer is not None and not mixer.indexer.takes:
         scored, key = mixer.indexer.index_n_heads, mixer.indexer.index_head_dim
         latent += [Matrix(scored * key, mixer.q_lora_rank, "")]
         latent += [Matrix(rows, hidden, "") for rows in (key, scored)]
@@ -627,7 +630,7 @@ def _mixer_flops(hidden: int, mixer: Mixer, sequence_length: int) -> tuple[float
     keys = float(average_keys(sequence_length, None))
     if mixer.indexer is None:
         return (6 * keys * heads * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim + mixer.v_head_dim),)
-    scores = mixer.indexer.index_n_heads * mixer.indexer.index_head_dim
+    scores = 0 if mixer.indexer.takes else mixer.indexer.index_n_heads * mixer.indexer.index_head_dim
     indexed = 2 * keys * scores - 2 * indexer_matrix_parameters(hidden, mixer)
     keys = float(average_keys(sequence_length, mixer.indexer.index_topk))
     return indexed + 4 * keys * scores, 6 * keys * heads * (2 * mixer.kv_lora_rank + mixer.qk_rope_head_dim)

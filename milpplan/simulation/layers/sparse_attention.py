@@ -6,7 +6,8 @@ up projections of keys and values are absorbed into queries and outputs. In trai
 distribution of the attention over the selected keys, and no gradient leaves it.
 
 Tensor-parallel ranks divide the heads of the attention and copy the indexer: each scores all tokens of the
-micro-batch. Context-parallel ranks gather all keys.
+micro-batch. Context-parallel ranks gather all keys. A layer that takes the keys of the layer before it (GLM-5.2)
+has the attention alone; the layer that selects them keeps their positions, which its replay cannot give in time.
 
 Sources: DeepSeek-AI 2025 (DeepSeek-V3.2), section 2.1, equations 1, 2 and 4, its second stage of training;
 Megatron-LM d98e8a64, core/transformer/experimental_attention_variant (dsa.py, absorbed_mla.py,
@@ -83,6 +84,9 @@ def sparse_core_s(
     flops = kernels.flash_attention_flops(
         accelerator, tokens, selected, filled, key_width + attention.kv_lora_rank, tiles
     )
+    if indexer.takes:
+        forward = kernels.attention_forward_s(accelerator, flops[0] / rate, lengths[1])
+        return forward, kernels.attention_backward_s(accelerator, flops[1] / rate, lengths[1])
     score_flops = 2 * tokens * indexer.index_n_heads * indexer.index_head_dim
     loss = 2 * tokens * selected * filled * key_width + 3 * score_flops * selected
     traffic = SCORE_BYTES * tokens * (2 * earlier + tiles[1])
@@ -93,8 +97,9 @@ def sparse_core_s(
 
 def gathered_key_width(attention: LatentAttention) -> int:
     """Count the elements of a token that context-parallel ranks gather: its latent key and its indexer's key."""
-    assert attention.indexer is not None
-    return attention.kv_lora_rank + attention.qk_rope_head_dim + attention.indexer.index_head_dim
+    indexer = attention.indexer
+    assert indexer is not None
+    return attention.kv_lora_rank + attention.qk_rope_head_dim + (0 if indexer.takes else indexer.index_head_dim)
 
 
 def kept_bytes(
@@ -125,7 +130,7 @@ def kept_bytes(
     dropped = BF16_BYTES * tokens * heads * (attention.qk_nope_head_dim + rope + rank + rope)
     outputs = tokens * heads * (BF16_BYTES * (rank + attention.v_head_dim) + 4)
     keys = BF16_BYTES * tokens * cp * gathered_key_width(attention)
-    positions = SCORE_BYTES * tokens * selected_keys(indexer, sequence_length)
+    positions = position_bytes(indexer, tokens, sequence_length)
     own = BF16_BYTES * tokens * indexer_output_width(indexer)
     inputs = np.where(shared_input[1] > 1, indexer_input_bytes(attention, shared_input[0], tokens), 0.0)
     return np.asarray(dropped + outputs + keys + positions + own + inputs), np.asarray(dropped)
@@ -133,15 +138,29 @@ def kept_bytes(
 
 def indexer_output_width(indexer: Indexer) -> int:
     """Count the outputs of the indexer's products for a token: queries, weights of heads and a key."""
+    if indexer.takes:
+        return 0
     return indexer.index_n_heads * (indexer.index_head_dim + 1) + indexer.index_head_dim
 
 
 def indexer_input_bytes(attention: LatentAttention, hidden: int, tokens: FloatArray) -> FloatArray:
     """Count the bytes of the indexer's inputs, which sequence parallelism gathers: hidden states and the low-rank
     query."""
+    assert attention.indexer is not None
+    if attention.indexer.takes:
+        return np.zeros_like(tokens)
     return BF16_BYTES * tokens * (hidden + (attention.q_lora_rank or 0))
 
 
-def workspace_bytes(tokens: FloatArray, sequence_length: int) -> FloatArray:
+def position_bytes(indexer: Indexer, tokens: FloatArray, sequence_length: int) -> FloatArray:
+    """Count the bytes of the selected positions that a layer keeps."""
+    if indexer.takes:
+        return np.zeros_like(tokens)
+    return SCORE_BYTES * tokens * selected_keys(indexer, sequence_length)
+
+
+def workspace_bytes(indexer: Indexer, tokens: FloatArray, sequence_length: int) -> FloatArray:
     """Count the bytes of the largest chunk of index scores with the memory of its selection."""
+    if indexer.takes:
+        return np.zeros_like(tokens)
     return np.minimum(CHUNK_BYTES_PER_SCORE * tokens * sequence_length, CHUNK_BYTES)
