@@ -287,8 +287,9 @@ def _encoder_messages(problem: Problem, columns: LayoutColumns) -> list[Message]
         for message in layer_messages(part, kind, shard.columns):
             forward, backward = (kind.count * divided * calls for calls in (message.forward, message.backward))
             messages.append(message._replace(forward=forward, backward=backward + again * forward))
-    tokens, zeros = shard.tokens / vision.patches_per_token, np.zeros_like(divided)
+    zeros = np.zeros_like(divided)
     for projector in vision.projectors:
+        tokens = shard.tokens / (1 if projector.of_patches else vision.patches_per_token)
         if len(projector.widths) > 2:
             inputs, output = (BF16_BYTES * tokens * projector.widths[end] for end in (0, -1))
             calls = projector.count * divided

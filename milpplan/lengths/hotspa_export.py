@@ -331,6 +331,7 @@ def _is_special(attention: Mixer) -> bool:
         or attention.output_bias
         or attention.sinks
         or attention.gate_dim > 0
+        or attention.blocks
         or attention.sliding_window
         or attention.v_head_dim
         or attention.keys_are_values

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         Uncertainty,
     )
     from milpplan.problem.model import (
+        BlockIndexer,
         DenseMlp,
         GroupedQueryAttention,
         Indexer,

@@ -15,6 +15,28 @@ from milpplan.problem.plan import RECOMPUTE_MODULES, RecomputeModule
 from milpplan.problem.records import Count, PositiveInt, Record
 
 
+class BlockIndexer(Record):
+    """Index branch of block-sparse attention: a head for each group of queries scores all earlier keys, and the
+    group attends to the blocks with the best keys (MiniMax-M3)."""
+
+    index_n_heads: PositiveInt
+    index_head_dim: PositiveInt
+    index_block_size: PositiveInt
+    """Keys of a block."""
+    index_topk_blocks: PositiveInt
+    """Blocks that a query attends to at most."""
+
+    @property
+    def selected_keys(self) -> int:
+        """Keys that a query attends to at most."""
+        return self.index_block_size * self.index_topk_blocks
+
+    @property
+    def width(self) -> int:
+        """Outputs of its projections for a token: the heads' queries and a key."""
+        return (self.index_n_heads + 1) * self.index_head_dim
+
+
 class GroupedQueryAttention(Record):
     """Multi-head, grouped-query or multi-query attention (``num_key_value_heads`` = heads, fewer, 1)."""
 
@@ -43,6 +65,9 @@ class GroupedQueryAttention(Record):
     head_gate: bool = False
     """A gate of one number for each head, projected from the input, multiplies the output (Step-3.5)."""
 
+    blocks: BlockIndexer | None = None
+    """Blocks of keys that queries attend to; null: all keys, or those of the window."""
+
     @property
     def gate_dim(self) -> int:
         """Width of a head's gate; 0 without one."""
@@ -62,6 +87,8 @@ class GroupedQueryAttention(Record):
             )
         if self.keys_are_values and self.value_dim != self.head_dim:
             raise ValueError(f"values that are keys have their width, and v_head_dim is {self.v_head_dim}")
+        if self.blocks is not None and self.sliding_window is not None:
+            raise ValueError("blocks and sliding_window are both given: one of them limits the keys")
         if self.output_gate and self.head_gate:
             raise ValueError("output_gate and head_gate are both true: one gate multiplies the output")
         if self.chunked and self.sliding_window is None:
@@ -241,7 +268,9 @@ class LayerRun(Record):
         """
         mixer, mlp = self.attention, self.mlp
         experts, latent = isinstance(mlp, MixtureOfExperts), isinstance(mixer, LatentAttention)
-        whole = mixer.type == "gqa" or (isinstance(mixer, LatentAttention) and mixer.indexer is None)
+        whole = (mixer.type == "gqa" and mixer.blocks is None) or (
+            isinstance(mixer, LatentAttention) and mixer.indexer is None
+        )
         present = {
             "core_attn": whole,
             "moe_act": experts,
@@ -269,8 +298,11 @@ class LayerRun(Record):
 
         Those of a linear recurrence, whose scan needs whole sequences; 1 if its gates pass through a low rank:
         no launcher exchanges these (Megatron-LM@f205386d core/ssm/gated_delta_net/kda.py has matrices instead,
-        and AMD-AGI/Primus@46840761 kimi_delta_attention.py no context parallelism).
+        and AMD-AGI/Primus@46840761 kimi_delta_attention.py no context parallelism). Also 1 with an index branch of
+        blocks, whose context parallelism is not modelled.
         """
+        if getattr(self.attention, "blocks", None) is not None:
+            return (1,)
         if not isinstance(self.attention, LinearRecurrence):
             return ()
         return self.head_counts if self.attention.gate_rank is None else (1,)
@@ -279,7 +311,7 @@ class LayerRun(Record):
     def has_known_adapters(self) -> bool:
         """True if ``linear_modules`` names all matrices that people adapt in a layer."""
         attention = isinstance(self.attention, GroupedQueryAttention | LatentAttention)
-        gated = getattr(self.attention, "gate_dim", 0) > 0
+        gated = getattr(self.attention, "gate_dim", 0) > 0 or getattr(self.attention, "blocks", None) is not None
         return attention and not gated and self.mlp.type != "none" and not getattr(self.mlp, "latent_size", None)
 
     @property
@@ -319,6 +351,8 @@ class Projector(Record):
     widths: Annotated[tuple[PositiveInt, ...], Field(min_length=2, max_length=3)]
     """Widths of the input, between two matrices, and of the output."""
     bias: bool = False
+    of_patches: bool = False
+    """It takes single patches, before they merge to tokens (MiniMax-M3)."""
     count: Annotated[int, Field(gt=0, le=1000)] = 1
     """Number of such projectors (Qwen3-VL has one behind the encoder, and others behind layers of it)."""
 
@@ -431,8 +465,10 @@ class ModelSpec(Record):
 
     @property
     def has_indexers(self) -> bool:
-        """True if queries of some layers attend to keys that an indexer selects."""
-        return any(run.attention.type == "mla" and run.attention.indexer is not None for run in self.layers)
+        """True if queries of some layers attend to keys, or blocks of keys, that an indexer selects."""
+        mixers = [run.attention for run in self.layers]
+        names = ("indexer", "blocks")
+        return any(getattr(mixer, name, None) is not None for mixer in mixers for name in names)
 
     @property
     def taking_kinds(self) -> tuple[bool, ...]:

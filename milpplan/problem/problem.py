@@ -543,7 +543,7 @@ class Problem(Record):
         lora, frozen = self.job.lora, self.job.frozen
         if self.model.tie_word_embeddings and len({"embedding", "head"} & {*frozen}) == 1:
             raise ValueError(f"embedding and head of {self.model.name} share a matrix: freeze both or neither")
-        if lora is not None and any(getattr(kind.attention, "indexer", None) for kind in self.model.kinds):
+        if lora is not None and self.model.has_indexers:
             raise ValueError(f"lora beside sparse attention with an indexer ({self.model.name}) is not modelled")
         if lora is not None and not all(kind.has_known_adapters for kind in self.model.kinds):
             parts = "linear recurrences, gated attention, single blocks or experts in a latent width"

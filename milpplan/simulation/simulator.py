@@ -152,7 +152,8 @@ def _model_rules(model: ModelSpec, layout: Layout) -> list[Legality]:
         (
             layout.cp == 1 or heads % (layout.tp * layout.cp) == 0,
             f"tp={layout.tp} x cp={layout.cp}",
-            "tp x cp divides the heads that a linear recurrence exchanges (with gates of low rank cp is 1)",
+            "tp x cp divides the heads that a linear recurrence exchanges (cp is 1 with gates of low rank, and "
+            "with indexers of blocks)",
         )
         for kind in model.kinds
         for heads in kind.exchanged_heads

@@ -139,6 +139,12 @@ def _grouped_query_attention(hidden: int, attention: GroupedQueryAttention) -> N
         per_head = attention.qk_norm == "per_head"
         yield "q_norm.weight", _vector(width if per_head else heads * width)
         yield "k_norm.weight", _vector(width if per_head else shared * width)
+    if blocks := attention.blocks:
+        width = blocks.index_head_dim
+        yield "indexer.q.weight", Shape(blocks.index_n_heads * width, hidden)
+        yield "indexer.k.weight", Shape(width, hidden)
+        yield "indexer.q_norm.weight", _vector(width)
+        yield "indexer.k_norm.weight", _vector(width)
     yield "o.weight", _columns(hidden, heads * attention.value_dim, heads)
     if attention.output_bias:
         yield "o.bias", _vector(hidden)

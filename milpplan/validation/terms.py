@@ -22,6 +22,7 @@ from milpplan.problem import (
     PAIRED_SCHEDULES,
     SPLIT_SCHEDULES,
     DenseMlp,
+    GroupedQueryAttention,
     Indexer,
     LatentAttention,
     LayerRun,
@@ -175,6 +176,10 @@ def _without_windows(problem: Problem, kind: LayerRun) -> tuple[Problem, LayerRu
 def _without_indexer(problem: Problem, kind: LayerRun) -> tuple[Problem, LayerRun]:
     """Reduce an indexer to a single score a key, and its selection to a single key."""
     attention = kind.attention
+    if isinstance(attention, GroupedQueryAttention) and attention.blocks is not None:
+        least = dict.fromkeys(type(attention.blocks).model_fields, 1)
+        one = attention.model_copy(update={"blocks": type(attention.blocks)(**least)})
+        return problem, kind.model_copy(update={"attention": one})
     if not isinstance(attention, LatentAttention) or attention.indexer is None:
         return problem, kind
     smallest = Indexer(index_n_heads=1, index_head_dim=1, index_topk=1, sharing=attention.indexer.sharing)

@@ -134,7 +134,9 @@ def _hybrid_runs(rng: random.Random, attention: Any, dense: DenseMlp, experts: M
         delta = delta.model_copy(update={"update": "kda", "gate_rank": law.choice((None, 16))})
     sizes = {"update": "lightning", "num_key_heads": heads, "conv_kernel": 0}
     lightning = delta.model_copy(update=sizes | {"gate_rank": None})
-    gated = attention.model_copy(update={law.choice(("output_gate", "head_gate")): True})
+    sizes = {"index_n_heads": groups, "index_head_dim": 16, "index_block_size": 64, "index_topk_blocks": 4}
+    parts: tuple[dict[str, Any], ...] = ({"output_gate": True}, {"head_gate": True}, {"blocks": sizes})
+    gated = type(attention)(**attention.model_dump() | law.choice(parts))
     kinds: list[tuple[Any, Any]] = [(delta, dense), (gated, experts), (ssm, NoBlock()), (NoBlock(), dense)]
     kinds.append((lightning, experts))
     return [

@@ -329,6 +329,19 @@ def test_context_parallel_ranks_need_whole_heads_of_a_recurrence() -> None:
     assert layout_space(narrow).columns.cp.max() == 1
 
 
+def test_context_parallelism_beside_an_indexer_of_blocks_is_refused() -> None:
+    """Selected blocks are of whole sequences, whose gathers are not modelled: cp is 1, by a rule."""
+    problem = small(num_gpus=8)
+    sizes = {"index_n_heads": 4, "index_head_dim": 8, "index_block_size": 16, "index_topk_blocks": 2}
+    (run,) = problem.model.layers
+    attention = GroupedQueryAttention(**run.attention.model_dump() | {"blocks": sizes})
+    layers = (run.model_copy(update={"attention": attention}),)
+    selecting = problem.model_copy(update={"model": problem.model.model_copy(update={"layers": layers})})
+    assert layout_space(problem).columns.cp.max() > layout_space(selecting).columns.cp.max() == 1
+    layout = Layout(**LEGAL | {"tp": 1, "cp": 2, "dp": 4})
+    assert "recurrent_heads_divisible_by_tp_and_cp" in broken_rules(selecting, layout)
+
+
 def test_layers_that_share_a_selection_are_in_one_stage() -> None:
     """The space of a model whose layers take the keys of the layer before has no pipeline; that of GLM-5 has."""
     problem = problem_of("glm-5", "dgx-h100", num_gpus=512, global_batch_size=512)

@@ -753,3 +753,34 @@ def test_stages_begin_with_layers_that_select_their_own_keys() -> None:
                 simulate(problem, Plan(layout=layout, virtual_stages=stages))
     result = solve(problem)
     assert (result.status, result.plan is not None and result.plan.layout.pp) == ("optimal", 1)
+
+
+def test_minimax_m3_selects_blocks_of_keys() -> None:
+    """Both spellings of the index branch give the same model; settings of it that are not priced, heads that are
+    not those of the groups, and contradictions between lists are refused by name."""
+    cases = [case["config"] for case in FAMILY_CASES if case["config"]["model_type"] == "minimax_m3_vl_text"]
+    flat, nested = cases[0], cases[2]
+    own = nested["sparse_attention_config"]
+    sizes = {"index_n_heads": 2, "index_head_dim": 12, "index_block_size": 8, "index_topk_blocks": 3}
+    spelled = {key: value for key, value in nested.items() if key != "sparse_attention_config"} | sizes
+    spelled |= {"layer_types": ["full_attention"] + ["minimax_m3_sparse"] * 3, "model_type": "minimax_m3"}
+    assert model_from_config(spelled, "m") == model_from_config(nested, "m")
+    assert model_from_config(nested, "m").has_indexers
+    for config, changes, seen in (
+        (flat, {"index_n_heads": 4}, "index_n_heads is 4"),
+        (flat, {"index_topk_blocks": None}, "index_topk_blocks is missing"),
+        (flat, {"layer_types": ["sliding_attention"] * 4}, "layer_types is"),
+        (flat, {"first_k_dense_replace": 2}, "first_k_dense_replace is 2"),
+        (flat, {"qk_norm_type": "per_layer"}, "qk_norm_type is"),
+        (nested, {"moe_layer_freq": [0, 1]}, "moe_layer_freq is"),
+        (nested, {"sparse_attention_config": own | {"sparse_init_block": 1}}, "sparse_init_block is 1"),
+        (nested, {"sparse_attention_config": own | {"sparse_gate": 1}}, "'sparse_gate' not understood"),
+        (
+            nested,
+            {"sparse_attention_config": own | {"sparse_disable_index_value": [0] * 4}},
+            "disable_index_value",
+        ),
+        (nested, {"sparse_attention_config": 3}, "sparse_attention_config is 3"),
+    ):
+        with pytest.raises(InvalidInputError, match=seen):
+            model_from_config(config | changes, "m")

@@ -260,6 +260,43 @@ def test_indexers_are_not_divided_by_tensor_parallelism() -> None:
     assert added[0] == pytest.approx(added[1], rel=1e-9)
 
 
+def test_block_sparse_attention_as_published() -> None:
+    """At 2^20 tokens MiniMax-M3's attention has 28.4 times fewer FLOPs than attention to all keys (arXiv
+    2606.13392): scores of 4 heads, and 64 heads over 2,048 keys; backward 2.5 times the latter. Every rank of tp
+    has the whole branch, no gradient reaches it, and positions of blocks are kept."""
+    length = 2**20
+    sizes = {"index_n_heads": 4, "index_head_dim": 128, "index_block_size": 128, "index_topk_blocks": 16}
+    whole = GroupedQueryAttention(num_attention_heads=64, num_key_value_heads=4, head_dim=128)
+    sparse = GroupedQueryAttention(**whole.model_dump() | {"blocks": sizes})
+    problem = problem_of("llama3-8b", ideal_hardware(), sequence_length=length)
+    (run,) = problem.model.layers
+    kinds = [run.model_copy(update={"attention": attention}) for attention in (whole, sparse)]
+    for tp in (1, 2):
+        shard = Shard.of(problem, columns_of(tp=tp, dp=8))
+        (dense, _), (forward, backward) = (
+            flash_core_s(shard, attention, length, shard.tokens, 1) for attention in (whole, sparse)
+        )
+        scores, core = (
+            length * length / 2 * 2 * 4 * 128,
+            4 * np.minimum(np.arange(length) + 0.5, 2048).sum() * 64 * 128,
+        )
+        assert forward[0] * PEAK_FLOPS_PER_S == pytest.approx(scores + core / tp, rel=1e-3)
+        assert backward[0] * PEAK_FLOPS_PER_S == pytest.approx(2.5 * core / tp, rel=1e-3)
+        if tp == 1:
+            assert dense[0] / forward[0] == pytest.approx(28.4, abs=0.1)
+    columns = columns_of(dp=8)
+    counts = [layer_parameters(problem.model, kind).total for kind in kinds]
+    assert counts[1] - counts[0] == 4096 * 5 * 128 + 2 * 128
+    times = [layer_seconds(problem, kind, columns)[Part.COMPUTE, :, 0] * PEAK_FLOPS_PER_S for kind in kinds]
+    assert times[1][Phase.WEIGHT] == times[0][Phase.WEIGHT]
+    all_keys = 4 * length * length / 2 * 64 * 128
+    forwards = times[1][Phase.FORWARD] - times[0][Phase.FORWARD]
+    assert forwards == pytest.approx(2 * length * 4096 * 640 + scores + core - all_keys, rel=1e-3)
+    assert times[1][Phase.BACKWARD] - times[0][Phase.BACKWARD] == pytest.approx(2.5 * (core - all_keys), rel=1e-3)
+    kept = [layer_activations(problem, kind, columns) for kind in kinds]
+    assert kept[1].kept - kept[0].kept == pytest.approx(4 * length * 4 * 16)
+
+
 def test_layers_that_take_selected_keys_have_the_attention_alone() -> None:
     """GLM-5.2's shared layers have neither the matrices of an indexer nor scores, loss and gathers of its inputs:
     the attention to 2,048 keys is left, and the layer that gives its keys keeps their positions for the replay."""

@@ -54,13 +54,14 @@ def with_images(problem: Problem, rng: np.random.Generator) -> Problem:
     projectors = [
         Projector(widths=(4 * hidden, width)),
         Projector(widths=(4 * hidden, 256, width), bias=True, count=2),
+        Projector(widths=(hidden, 128, width), of_patches=True),
     ]
     vision = VisionEncoder(
         hidden_size=hidden,
         layers=(layer,),
         patch_inputs=588,
         patches_per_token=4,
-        projectors=tuple(projectors[: int(rng.integers(1, 3))]),
+        projectors=tuple(projectors[: int(rng.integers(1, 4))]),
         other_parameters=1000,
     )
     tokens = int(rng.integers(1, problem.job.sequence_length + 1))
@@ -306,3 +307,19 @@ def test_launchers_switches_and_terms_name_the_encoder() -> None:
     names = [{term.name for term in used_terms(case, plan)} for case in (idle, problem)]
     assert names[1] - names[0] == {"vision_encoder"}
     assert simulate(idle, plan).step_time_s < simulate(problem, plan).step_time_s
+
+
+def test_a_projector_of_patches_works_before_they_merge() -> None:
+    """MiniMax-M3's first projector takes patches, and so costs four times that of its tokens."""
+    problem = qwen(4096, image_tokens=1024)
+    vision = problem.model.vision
+    assert vision is not None
+    forwards = []
+    for projectors in ((), (False,), (True,)):
+        more = tuple(Projector(widths=(1152, 6144, 4096), of_patches=one) for one in projectors)
+        changed = vision.model_copy(update={"projectors": (*vision.projectors, *more)})
+        other = problem.model_copy(update={"model": problem.model.model_copy(update={"vision": changed})})
+        forwards.append(end_of(other).seconds[Part.COMPUTE, Phase.FORWARD, 0])
+    tokens, patches = (forwards[1] - forwards[0]) * 312e12, (forwards[2] - forwards[0]) * 312e12
+    assert tokens == pytest.approx(2 * 4096 * (1152 + 4096) * 6144, rel=0.01)
+    assert patches == pytest.approx(4 * tokens, rel=1e-6)

@@ -337,7 +337,8 @@ def _is_softmax(kind: LayerRun) -> bool:
     """Check that a layer has softmax attention without a gate, and a feed-forward block."""
     mixer = kind.attention
     softmax = isinstance(mixer, GroupedQueryAttention | LatentAttention)
-    return softmax and not getattr(mixer, "gate_dim", 0) and not isinstance(kind.mlp, NoBlock)
+    plain = not getattr(mixer, "gate_dim", 0) and getattr(mixer, "blocks", None) is None
+    return softmax and plain and not isinstance(kind.mlp, NoBlock)
 
 
 def _windows(model: ModelSpec) -> list[int | None]:

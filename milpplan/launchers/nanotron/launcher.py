@@ -99,6 +99,7 @@ def model_losses(model: ModelSpec) -> list[str]:
         "norms of queries and keys": attention.qk_norm != "none",
         "attention sinks": attention.sinks,
         "gated attention": attention.gate_dim > 0,
+        "an indexer of blocks": attention.blocks is not None,
         "sliding windows": attention.sliding_window is not None,
         "a bias after the attention": attention.output_bias,
         "biases of the feed-forward block": mlp.bias,

@@ -29,7 +29,7 @@ from milpplan.problem.huggingface.defaults import (
 )
 from milpplan.problem.huggingface.families import ALIASES, BUILDERS, RENAMED
 from milpplan.problem.huggingface.typed_keys import DO, HEADS, HIDDEN, KEY_VALUE_HEADS, LAYERS, POSITIONS, Fields
-from milpplan.problem.huggingface.vision import encoder_of, has_known_encoder
+from milpplan.problem.huggingface.vision import OUTER_KEYS, encoder_of, has_known_encoder
 from milpplan.problem.reading import invalid_fields, shown
 
 _GENERIC = {
@@ -51,12 +51,18 @@ _CLASS_NAMES = {
     "gemma3_text": ("gemma3text", "gemma3"),
     "gemma4_text": ("gemma4text", "gemma4"),
     "llama4_text": ("llama4",),
+    "minimax_m3_vl_text": ("minimaxm3vl", "minimaxm3sparse", "minimaxm3"),
     "step3p7": ("step3p7flash", "step3p5"),
     "qwen3_5_text": ("qwen3_5",),
     "qwen3_5_moe_text": ("qwen3_5moe",),
 }
 """Names of classes, without their suffix, that are not the family's name without its underscores."""
-_TEXT_PART = {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "llama4": "llama4_text"}
+_TEXT_PART = {
+    "minimax_m3_vl": "minimax_m3_vl_text",
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "llama4": "llama4_text",
+}
 """Model type of the text part of multimodal configs that do not name it."""
 _TOWER = "vision_config"
 MAX_DETAIL = 40
@@ -254,7 +260,9 @@ def _check_keys(config: Mapping[str, object], fields: Fields, outer: Fields, fam
         )
     known_keys = {"model_type", "architectures", *fields.read, *without_effect(family)}
     outer_keys = {"model_type", "architectures", "text_config", "tie_word_embeddings"}
-    outer_keys |= {*outer.read, *without_effect(""), *((_TOWER,) if has_known_encoder(config) else ())}
+    outer_keys |= {*outer.read, *without_effect("")}
+    if has_known_encoder(config):
+        outer_keys |= {_TOWER, *OUTER_KEYS.get(str(config["model_type"]), ())}
     unknown = {key: value for key, value in fields.values.items() if key not in known_keys}
     unknown |= {key: value for key, value in outer.values.items() if key not in outer_keys}
     unknown = {key: value for key, value in unknown.items() if value is not None}

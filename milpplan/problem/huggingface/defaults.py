@@ -92,6 +92,7 @@ CLASS_DEFAULTS: dict[str, dict[str, object]] = {
     "minimax_m2": {"max_position_embeddings": 196608},
     "mimo_v2_flash": {"max_position_embeddings": 131072},
     "step3p7": {"max_position_embeddings": 128000},
+    "minimax_m3_vl_text": {"max_position_embeddings": 524288},
     "llama4_text": {"max_position_embeddings": 131072, "use_qk_norm": True, "no_rope_layer_interval": 4},
     "qwen3_next": {"max_position_embeddings": 32768},
     "qwen3_5_text": {"max_position_embeddings": 32768},
@@ -215,6 +216,7 @@ _FAMILY_REASONS |= {
         "minimax_m2": "use_routing_bias scoring_func",
         "mimo_v2_flash": "n_group topk_group norm_topk_prob routed_scaling_factor scoring_func topk_method",
         "step3p7": "scoring_func moe_router_scaling_factor use_moe_router_bias norm_expert_weight",
+        "minimax_m3_vl_text": "use_routing_bias scoring_func routed_scaling_factor",
         "ernie4_5_moe": "moe_norm_min",
         "llama4_text": "",
         "qwen3_next": "norm_topk_prob",
@@ -225,6 +227,10 @@ _FAMILY_REASONS |= {
 _FAMILY_REASONS["mimo_v2_flash"] |= {
     "numbers within kernels": "attention_value_scale layernorm_epsilon swa_rope_theta",
     "the window, which sliding_window says": "attention_chunk_size",
+}
+_FAMILY_REASONS["minimax_m3_vl_text"] |= {
+    "numbers within kernels": "swiglu_alpha swiglu_limit use_gemma_norm",
+    "a block that is always one of the selected": "index_local_blocks",
 }
 _FAMILY_REASONS["step3p7"] |= {
     "numbers within kernels": "query_pre_attn_scalar swiglu_limits swiglu_limits_shared partial_rotary_factors",
@@ -338,8 +344,6 @@ OBSTACLES: Final = {
     "jamba": ("layers of Mamba", "mixtral"),
     "mamba2": ("layers of Mamba-2", "llama"),
     "lfm2": ("short convolutions", "llama"),
-    "minimax_m3": ("sparse attention over selected blocks", "minimax_m2"),
-    "minimax_m3_vl": ("sparse attention over selected blocks", "minimax_m2"),
     "deepseek_v4": ("compressed sparse attention and several residual streams", "deepseek_v3"),
     "bloom": ("a norm after the embedding, and a bias of positions in the scores", "gpt_neox"),
     "mpt": ("a bias of positions in the scores", "gpt_neox"),

@@ -615,6 +615,7 @@ RENAMED: Final = {
     "mimo": "qwen2",
     "minimax_m1": "minimax",
     "minimax_text_01": "minimax",
+    "minimax_m3": "minimax_m3_vl_text",
     "step3p5": "step3p7",
     "qwen2_vl": "qwen2",
     "qwen2_vl_text": "qwen2",
@@ -659,6 +660,7 @@ ALIASES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "minimax": {"num_local_experts": ("num_experts",)},
     "minimax_m2": {"num_local_experts": ("num_experts",)},
+    "minimax_m3_vl_text": {"num_local_experts": ("num_experts",)},
     "mimo_v2_flash": {"n_routed_experts": ("num_local_experts",)},
     "step3p7": {
         KEY_VALUE_HEADS: ("num_attention_groups",),

@@ -418,7 +418,79 @@ def _step(fields: Fields, name: str) -> ModelSpec:
     )
 
 
+_BLOCK_SIZES = {
+    "index_n_heads": "sparse_num_index_heads",
+    "index_head_dim": "sparse_index_dim",
+    "index_block_size": "sparse_block_size",
+    "index_topk_blocks": "sparse_topk_blocks",
+}
+"""Sizes of MiniMax-M3's index branch in its class, and within ``sparse_attention_config`` of its own files."""
+
+
+def _block_attention(fields: Fields, full: GroupedQueryAttention) -> list[Mixer]:
+    """Build attention to selected blocks in the layers that ``layer_types`` or ``sparse_attention_freq`` names."""
+    number, nested = fields.num_layers, fields.value("sparse_attention_config")
+    listed = fields.sequence("layer_types")
+    sizes = {key: fields.optional(key) for key in _BLOCK_SIZES}
+    flags: list[object] = [kind == "minimax_m3_sparse" for kind in listed or ["full_attention"] * number]
+    known = listed is None or {*map(str, listed)} <= {"minimax_m3_sparse", "full_attention"}
+    if isinstance(nested, Mapping):
+        own = Fields(nested, f"{fields.source}, sparse_attention_config")
+        sizes = {key: sizes[key] or own.optional(name) for key, name in _BLOCK_SIZES.items()}
+        named = own.sequence("sparse_attention_freq")
+        flags = flags if listed is not None or named is None else named
+        own.must_be("use_sparse_attention", True, _AS_CLASS)
+        own.must_be("sparse_score_type", "max", _AS_CLASS)
+        own.must_be("sparse_init_block", 0, _AS_CLASS)
+        own.must_be("sparse_disable_index_value", named, "the branch selects, and has no values")
+        # A block that is always selected is one of the selected blocks.
+        own.unused("sparse_local_block")
+        if unknown := sorted({*nested} - own.read):
+            raise own.refuse(f"{', '.join(map(shown, unknown))} not understood.", "Expected keys that are priced.")
+    elif nested is not None:
+        raise fields.refuse(f"sparse_attention_config is {shown(nested)}.", "Expected an object.")
+    if not known or len(flags) != number or any(flag not in (0, 1) for flag in flags):
+        raise fields.refuse(
+            f"layer_types is {shown(listed)}.",
+            f"Expected minimax_m3_sparse or full_attention for {number} layers.",
+        )
+    if not any(flags):
+        return [full] * number
+    if missing := [key for key, size in sizes.items() if size is None]:
+        raise fields.missing(missing[0])
+    if sizes["index_n_heads"] != full.num_key_value_heads:
+        raise fields.refuse(
+            f"index_n_heads is {sizes['index_n_heads']}.", "Expected one for each group of queries."
+        )
+    sparse = GroupedQueryAttention(**full.model_dump() | {"blocks": sizes})
+    return [sparse if flag else full for flag in flags]
+
+
+def _minimax_m3(fields: Fields, name: str) -> ModelSpec:
+    """Build attention to selected blocks of keys, and dense layers before the experts."""
+    for key, value in (("use_qk_norm", True), ("qk_norm_type", "per_head"), ("attention_output_gate", False)):
+        fields.must_be(key, value, _AS_CLASS)
+    fields.must_be("n_shared_experts", 1, _AS_CLASS)
+    fields.must_be("moe_intermediate_size", fields.value("intermediate_size"), _AS_CLASS)
+    number, freq = fields.num_layers, fields.sequence("moe_layer_freq")
+    if freq is not None and (len(freq) != number or any(flag not in (0, 1) for flag in freq)):
+        raise fields.refuse(f"moe_layer_freq is {shown(freq)}.", f"Expected 0 or 1 for {number} layers.")
+    is_expert = listed_experts(fields, [True] * number if freq is None else [bool(flag) for flag in freq])
+    first = is_expert.index(True) if True in is_expert else number
+    fields.must_be("first_k_dense_replace", first, _AS_CLASS)
+    experts = experts_of(
+        fields,
+        "num_local_experts",
+        "intermediate_size",
+        shared_intermediate_size=fields.integer("shared_intermediate_size"),
+    )
+    dense = dense_mlp(fields, key="dense_intermediate_size")
+    mixers = _block_attention(fields, attention_of(fields, qk_norm="per_head"))
+    return model_of(fields, name, runs(mixers, [experts if flag else dense for flag in is_expert]))
+
+
 BUILDERS: dict[str, Builder] = {
+    "minimax_m3_vl_text": _minimax_m3,
     "step3p7": _step,
     "nemotron-nas": _nemotron_nas,
     "kimi_linear": _kimi_linear,

@@ -1,7 +1,8 @@
 """Encoders of images from the ``vision_config`` of a multimodal Hugging Face config.
 
 Source: transformers 5.24.0 (``Qwen3VLMoeVisionModel``, ``Qwen3_5MoeVisionModel``, ``KimiK25VisionModel``,
-``SiglipVisionModel`` with ``Gemma3MultiModalProjector``, ``Llama4VisionModel``, ``Gemma4VisionModel``).
+``SiglipVisionModel`` with ``Gemma3MultiModalProjector``, ``Llama4VisionModel``, ``Gemma4VisionModel``,
+``MiniMaxM3VLVisionModel`` with ``MiniMaxM3VLMultiModalProjector``).
 """
 
 from __future__ import annotations
@@ -197,6 +198,51 @@ def _gemma4(fields: Fields, outer: Mapping[str, object], width: int) -> VisionEn
     )
 
 
+def _minimax_m3(fields: Fields, outer: Mapping[str, object], width: int) -> VisionEncoder:
+    """Build MiniMax-M3's encoder: a projector of patches, and another behind it of merged patches."""
+    whole, as_class = Fields(outer, fields.source), "it is what the class builds"
+    nested = fields.value("img_token_compression_config")
+    sizes = (
+        Fields(nested, f"{fields.source}, img_token_compression_config") if isinstance(nested, Mapping) else fields
+    )
+    merge, frames = sizes.integer("spatial_merge_size"), sizes.integer("temporal_patch_size")
+    sizes.must_be("image_token_compression_method", "patch_merge", as_class)
+    whole.must_be("img_token_compression_config", nested, "both levels say it")
+    fields.must_be("projection_dim", width, "it is the width of the language model")
+    for key, value in (("position_embedding_type", "rope"), ("rope_mode", "3d"), ("num_channels", COLORS)):
+        fields.must_be(key, value, as_class)
+    fields.must_be("attention_dropout", 0.0, "the encoder has no dropout")
+    for key, plain in (("multimodal_projector_bias", True), ("num_reward_heads", 0), ("vision_feature_layer", -1)):
+        whole.must_be(key, plain, as_class)
+    whole.must_be("vision_feature_select_strategy", "full", as_class)
+    # Limits of sizes of images and videos, and a vocabulary that the class lacks.
+    fields.unused("image_size", "vocab_size", "vision_segment_max_frames", "initializer_factor", "rope_theta")
+    hidden, between = fields.integer(HIDDEN), whole.integer("projector_hidden_size")
+    return VisionEncoder(
+        hidden_size=hidden,
+        layers=_layers(
+            fields, hidden, fields.integer(HEADS), fields.integer("intermediate_size"), fields.integer(LAYERS)
+        ),
+        patch_inputs=COLORS * frames * fields.integer("patch_size") ** 2,
+        patches_per_token=merge**2,
+        projectors=(
+            Projector(widths=(hidden, between, width), bias=True, of_patches=True),
+            Projector(widths=(merge**2 * width, between, width), bias=True),
+        ),
+        # A norm before the layers.
+        other_parameters=2 * hidden,
+    )
+
+
+OUTER_KEYS: Final[dict[str, tuple[str, ...]]] = {
+    "minimax_m3_vl": (
+        *("img_token_compression_config", "multimodal_projector_bias", "num_reward_heads", "vision_feature_layer"),
+        *("vision_feature_select_strategy", "projector_hidden_size", "projector_hidden_act"),
+        *("image_grid_pinpoints", "image_seq_length", "process_image_mode"),
+    )
+}
+"""Keys beside ``vision_config`` that builders of encoders check, or that only say how images are cut."""
+
 ENCODERS: Final[dict[str, Callable[[Fields, Mapping[str, object], int], VisionEncoder]]] = {
     "qwen3_vl": _qwen,
     "qwen3_vl_moe": _qwen,
@@ -204,6 +250,7 @@ ENCODERS: Final[dict[str, Callable[[Fields, Mapping[str, object], int], VisionEn
     "qwen3_5_moe": _qwen,
     "kimi_k25": _kimi,
     "gemma3": _siglip,
+    "minimax_m3_vl": _minimax_m3,
     "gemma4": _gemma4,
     "llama4": _llama4,
 }

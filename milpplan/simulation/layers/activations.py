@@ -48,6 +48,7 @@ from milpplan.simulation.layers.layer_time import (
 from milpplan.simulation.layers.parameter_counts import padded_vocab_size, widths
 from milpplan.simulation.layers.shard import ALLGATHER, Shard, gathered_token_bytes
 from milpplan.simulation.layers.sparse_attention import (
+    SCORE_BYTES,
     indexer_input_bytes,
     indexer_output_width,
     kept_bytes,
@@ -155,8 +156,8 @@ def _module_bytes(shard: Shard, kind: LayerRun) -> FloatArray:
 
 
 def _mixer_workspace(shard: Shard, kind: LayerRun) -> FloatArray:
-    """Count the temporary bytes of an indexer, of a recurrence's backward, of gathered keys and values, or of
-    attention without an MLP.
+    """Count the temporary bytes of an indexer's scores, of a recurrence's backward, of gathered keys and values,
+    or of attention without an MLP.
 
     Those of other attention beside an MLP are smaller than the MLP's.
     """
@@ -166,6 +167,9 @@ def _mixer_workspace(shard: Shard, kind: LayerRun) -> FloatArray:
     if isinstance(mixer, LinearRecurrence):
         return np.asarray(BF16_BYTES * shard.tokens * recurrence.workspace_elements(mixer) / shard.tp)
     temporary = _attention(shard, kind)[0] if isinstance(kind.mlp, NoBlock) else np.zeros_like(shard.tokens)
+    if isinstance(mixer, GroupedQueryAttention) and (blocks := mixer.blocks) is not None:
+        length = -(-shard.problem.job.sequence_length // blocks.index_block_size)
+        temporary = temporary + SCORE_BYTES * shard.tokens * blocks.index_n_heads * length
     gathers = shard.problem.hardware.software.gathered_keys
     if gathers and isinstance(mixer, GroupedQueryAttention | LatentAttention):
         _, keys, values, _ = exchanged_bytes(shard, mixer)
@@ -282,6 +286,8 @@ def _attention(shard: Shard, kind: LayerRun) -> tuple[FloatArray, FloatArray]:
         q_bytes = BF16_BYTES * tokens * heads * (attention.head_dim + attention.value_dim + gate_dims)
         kept = q_bytes + BF16_BYTES * tokens * key_value_widths(attention, tp)[1]
         dropped = np.zeros_like(tokens)
+        if blocks := attention.blocks:
+            kept = kept + SCORE_BYTES * tokens * blocks.index_n_heads * blocks.index_topk_blocks
     kept = kept + _exchanged_outputs(shard, attention)
     if job.attention_kernel == "flash":
         return kept + 4 * tokens * heads, dropped

@@ -13,6 +13,7 @@ core/transformer/moe for experts; DeepSeek-V2 section 2.1 for latent attention; 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Protocol, cast
 
 import numpy as np
@@ -48,6 +49,7 @@ from milpplan.simulation.layers.shard import (
     named_dispatch,
 )
 from milpplan.simulation.layers.sparse_attention import (
+    block_scores_s,
     gathered_key_width,
     indexer_input_bytes,
     selected_keys,
@@ -168,7 +170,8 @@ def core_shape(attention: Attention, tp: FloatArray) -> tuple[FloatArray, tuple[
     if isinstance(attention, LatentAttention):
         qk_dim = attention.qk_nope_head_dim + attention.qk_rope_head_dim
         return heads, (qk_dim, attention.v_head_dim), None
-    return heads, (attention.head_dim, attention.value_dim), attention.sliding_window
+    limit = attention.blocks.selected_keys if attention.blocks else attention.sliding_window
+    return heads, (attention.head_dim, attention.value_dim), limit
 
 
 def flash_core_s(
@@ -205,6 +208,9 @@ def flash_core_s(
     keys = average_keys(sequence_length, window, mask, chunked)
     flops = kernels.flash_attention_flops(gpu, tokens, keys, heads, sum(sizes), tiles)
     forward = kernels.attention_forward_s(gpu, flops[0] / rate, chunk)
+    if isinstance(attention, GroupedQueryAttention) and attention.blocks is not None:
+        assert mask == "causal"
+        forward = forward + block_scores_s(gpu, rate, attention.blocks, (sequence_length, chunk), tokens)
     return forward, kernels.attention_backward_s(gpu, flops[1] / rate, chunk)
 
 
@@ -263,14 +269,19 @@ def _grouped_query_attention(shard: Shard, attention: GroupedQueryAttention, tal
             shard.memory_bound(BF16_BYTES * tokens * (3 * out_width + 2 * gate)),
         )
     linear_pair(shard, tally, (qkv,), out)
-    with tally.module("core_attn"):
+    if attention.blocks is not None:
+        # Both projections, and their norms and rotary positions; every rank has the whole branch.
+        width = float(attention.blocks.width)
+        passes = shard.memory_bound(4 * BF16_BYTES * tokens * width)
+        tally.compute(shard.gemm(tokens, width, shard.hidden, {}).forward + passes, np.zeros_like(tokens))
+    with nullcontext() if attention.blocks else tally.module("core_attn"):
         _core_attention(shard, tally, attention, BF16_BYTES * tokens * kv_width)
 
 
 def has_operator_checkpoints(problem: Problem, kind: LayerRun) -> bool:
     """Check if selective recomputation of the layer goes by product (``Software.operator_checkpoints``)."""
     attention = kind.attention
-    plain = isinstance(attention, GroupedQueryAttention) and not attention.gate_dim
+    plain = isinstance(attention, GroupedQueryAttention) and not attention.gate_dim and not attention.blocks
     priced = plain and isinstance(kind.mlp, DenseMlp)
     return problem.hardware.software.operator_checkpoints and problem.job.attention_kernel == "flash" and priced
 

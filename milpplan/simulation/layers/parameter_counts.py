@@ -78,9 +78,10 @@ def _grouped_query_attention(hidden: int, attention: GroupedQueryAttention) -> L
     """Count projections q, k, v (column parallel) and o (row parallel), biases, q/k norms and sinks.
 
     ``h*(a*d + k*(d + v)) + a*v*h``, with a heads and k key-value heads, of width d with values of width v; a gate
-    adds ``h*a*v``, a gate of heads ``h*a``. Source: transformers 5.23.0, ``LlamaAttention``, ``Qwen3Attention``,
+    adds ``h*a*v``, a gate of heads ``h*a``, an index branch of n heads of width d
+    ``h*(n + 1)*d + 2*d``. Source: transformers 5.23.0, ``LlamaAttention``, ``Qwen3Attention``,
     ``Olmo2Attention``, ``GptOssAttention``, ``MiMoV2FlashAttention``, ``Qwen3NextAttention``; 5.24.0,
-    ``Step3p7Attention``.
+    ``Step3p7Attention``, ``MiniMaxM3VLAttention``.
     """
     query = attention.num_attention_heads * attention.head_dim
     keys = attention.num_key_value_heads * attention.head_dim
@@ -93,7 +94,9 @@ def _grouped_query_attention(hidden: int, attention: GroupedQueryAttention) -> L
     qk_norm = {"none": 0, "unweighted": 0, "per_head": 2 * attention.head_dim, "full_width": query + keys}
     return LayerParameters(
         tensor_parallel=matrices + column_bias + sinks,
-        replicated=qk_norm[attention.qk_norm] + (hidden if attention.output_bias else 0),
+        replicated=qk_norm[attention.qk_norm]
+        + (hidden if attention.output_bias else 0)
+        + (hidden * attention.blocks.width + 2 * attention.blocks.index_head_dim if attention.blocks else 0),
     )
 
 
@@ -291,6 +294,9 @@ def _mixer_matrices(hidden: int, mixer: Mixer) -> tuple[Matrix, ...]:
         rows = [heads * mixer.head_dim, keys, *[values] * (not mixer.keys_are_values)]
         rows += [heads * mixer.gate_dim] * (mixer.gate_dim > 0)
         inputs = [Matrix(count, hidden, "outputs") for count in rows]
+        if blocks := mixer.blocks:
+            sizes = (blocks.width - blocks.index_head_dim, blocks.index_head_dim)
+            inputs += [Matrix(count, hidden, "") for count in sizes]
         return (*inputs, Matrix(hidden, heads * mixer.value_dim, "inputs"))
     query = heads * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim)
     latent = [
@@ -528,7 +534,10 @@ def encoder_flops(problem: Problem) -> float:
         per_patch += run.count * layer_parameters(layers, run).total
         width = run.attention.num_attention_heads * (run.attention.head_dim + run.attention.value_dim)
         attention += run.count * width * min(keys, run.attention.sliding_window or keys)
-    per_token = sum(projector.count * _projector_matrices(projector) for projector in vision.projectors)
+    per_token = sum(
+        projector.count * _projector_matrices(projector) * (patches if projector.of_patches else 1)
+        for projector in vision.projectors
+    )
     forward = 2.0 * job.vision_tokens * (patches * (per_patch + attention) + per_token)
     return forward * (3 if job.trains("vision") else 1)
 
@@ -625,8 +634,15 @@ def _mixer_flops(hidden: int, mixer: Mixer, sequence_length: int) -> tuple[float
         return ()
     heads = mixer.num_attention_heads
     if isinstance(mixer, GroupedQueryAttention):
-        keys = float(average_keys(sequence_length, mixer.sliding_window, chunked=mixer.chunked))
-        return (6 * keys * heads * (mixer.head_dim + mixer.value_dim),)
+        blocks = mixer.blocks
+        window = blocks.selected_keys if blocks else mixer.sliding_window
+        keys = float(average_keys(sequence_length, window, chunked=mixer.chunked))
+        core = 6 * keys * heads * (mixer.head_dim + mixer.value_dim)
+        if blocks is None:
+            return (core,)
+        # Scores of all earlier keys forward; the branch has no gradient.
+        scores = 2 * float(average_keys(sequence_length, None)) * blocks.index_n_heads * blocks.index_head_dim
+        return scores - 4 * hidden * blocks.width, core
     keys = float(average_keys(sequence_length, None))
     if mixer.indexer is None:
         return (6 * keys * heads * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim + mixer.v_head_dim),)

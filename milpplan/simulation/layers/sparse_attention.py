@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from milpplan.problem import Accelerator, Indexer, LatentAttention
+from milpplan.problem import Accelerator, BlockIndexer, Indexer, LatentAttention
 from milpplan.simulation import FloatArray
 from milpplan.simulation.layers import kernels
 from milpplan.simulation.layers.kernels import BF16_BYTES, Numbers, average_keys
@@ -93,6 +93,32 @@ def sparse_core_s(
     forward = kernels.attention_forward_s(accelerator, (flops[0] + score_flops * earlier) / rate, lengths[1])
     backward = kernels.attention_backward_s(accelerator, (flops[1] + loss) / rate, lengths[1])
     return forward + traffic / accelerator.memory_rate_bytes_per_s, backward
+
+
+def block_scores_s(
+    accelerator: Accelerator, rate: float, blocks: BlockIndexer, lengths: tuple[Numbers, Numbers], tokens: Numbers
+) -> FloatArray:
+    """Time the scores of an index branch, the best key of each block and the selection of blocks, forward.
+
+    Of u tokens with K earlier keys: 2 u K n d FLOPs; 4 u n (2 K / block + blocks) bytes. No gradient reaches the
+    branch: training keeps it (``freeze_minimax_m3_indexer_params``) or teaches it by a loss that is not priced.
+
+    Args:
+        accelerator: accelerator with the rates of flash attention.
+        rate: factor of these rates.
+        blocks: index branch.
+        lengths: tokens of a sequence, and of its part on a rank, which sets the rate.
+        tokens: tokens of a rank.
+
+    Source: MiniMax 2026 (arXiv 2606.13392), transformers 5.24.0 ``MiniMaxM3VLIndexer``, NeMo Automodel@36044ad3
+    components/models/minimax_m3_vl. No measured run has such layers.
+    """
+    earlier, heads = average_keys(lengths[0], None), blocks.index_n_heads
+    flops = 2 * np.asarray(tokens, dtype=np.float64) * earlier * heads * blocks.index_head_dim
+    scores = 2 * earlier / blocks.index_block_size + blocks.index_topk_blocks
+    traffic = SCORE_BYTES * np.asarray(tokens, dtype=np.float64) * heads * scores
+    seconds = kernels.attention_forward_s(accelerator, flops / rate, lengths[1])
+    return np.asarray(seconds + traffic / accelerator.memory_rate_bytes_per_s)
 
 
 def gathered_key_width(attention: LatentAttention) -> int:

@@ -135,8 +135,9 @@ def _projectors(shard: Shard, vision: VisionEncoder, costs: EncoderCosts, hidden
     Kept are the norm's input and output and the activation's input and output. Two matrices have an all-reduce
     behind them forwards, and of the gradient of their input backwards.
     """
-    tokens, hardware = shard.tokens / vision.patches_per_token, shard.problem.hardware
+    hardware = shard.problem.hardware
     for projector in vision.projectors:
+        tokens = shard.tokens / (1 if projector.of_patches else vision.patches_per_token)
         inputs, output = float(projector.widths[0]), float(projector.widths[-1])
         seconds, inner = np.zeros_like(costs.seconds), np.zeros_like(tokens)
         copies = 2 * BF16_BYTES * tokens * hidden
