@@ -773,6 +773,7 @@ def test_minimax_m3_selects_blocks_of_keys() -> None:
         (flat, {"first_k_dense_replace": 2}, "first_k_dense_replace is 2"),
         (flat, {"qk_norm_type": "per_layer"}, "qk_norm_type is"),
         (nested, {"moe_layer_freq": [0, 1]}, "moe_layer_freq is"),
+        (nested, {"index_head_dim": 16}, "index_head_dim is 16"),
         (nested, {"sparse_attention_config": own | {"sparse_init_block": 1}}, "sparse_init_block is 1"),
         (nested, {"sparse_attention_config": own | {"sparse_gate": 1}}, "'sparse_gate' not understood"),
         (
@@ -784,3 +785,46 @@ def test_minimax_m3_selects_blocks_of_keys() -> None:
     ):
         with pytest.raises(InvalidInputError, match=seen):
             model_from_config(config | changes, "m")
+
+
+def test_granite_4_is_as_published() -> None:
+    """Granite-4.0-H-Small has 32 billion parameters, 9 billion of them for a token, and nine layers of Mamba-2 to
+    one of attention, as its card says; without routed experts the shared one is the feed-forward block."""
+    config: dict[str, Any] = {
+        "model_type": "granitemoehybrid",
+        "hidden_size": 4096,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 100352,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 131072,
+        "intermediate_size": 768,
+        "shared_intermediate_size": 1536,
+        "num_local_experts": 72,
+        "num_experts_per_tok": 10,
+        "mamba_n_heads": 128,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 128,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "mamba_chunk_size": 256,
+        "layer_types": (["mamba"] * 5 + ["attention"] + ["mamba"] * 4) * 4,
+    }
+    model = model_from_config(config, "g")
+    assert total_parameters(model) / 1e9 == pytest.approx(32.2, rel=2e-3)
+    assert active_parameters(model) / 1e9 == pytest.approx(9, rel=0.04)
+    kinds = [run.attention.type for run in model.layers for _ in range(run.count)]
+    assert (kinds.count("recurrence"), kinds.count("gqa")) == (36, 4)
+    assert not model_from_config(config | {"num_local_experts": 0}, "g").has_experts
+    for changes, seen in (
+        ({"mamba_n_heads": 96}, "mamba_n_heads is 96"),
+        ({"mamba_d_head": 32}, "mamba_d_head is 32"),
+        ({"mamba_n_groups": 3}, "mamba_n_groups is 3"),
+        ({"layer_types": ["mamba"]}, "layer_types is"),
+    ):
+        with pytest.raises(InvalidInputError, match=seen):
+            model_from_config(config | changes, "g")
+    bamba = next(case["config"] for case in FAMILY_CASES if case["config"]["model_type"] == "bamba")
+    with pytest.raises(InvalidInputError, match="attn_layer_indices is"):
+        model_from_config(bamba | {"attn_layer_indices": [9]}, "b")

@@ -92,6 +92,8 @@ CLASS_DEFAULTS: dict[str, dict[str, object]] = {
     "minimax_m2": {"max_position_embeddings": 196608},
     "mimo_v2_flash": {"max_position_embeddings": 131072},
     "step3p7": {"max_position_embeddings": 128000},
+    "granitemoehybrid": {"max_position_embeddings": 2048, "mamba_conv_bias": True},
+    "bamba": {"max_position_embeddings": 262144, "mamba_conv_bias": True},
     "minimax_m3_vl_text": {"max_position_embeddings": 524288},
     "llama4_text": {"max_position_embeddings": 131072, "use_qk_norm": True, "no_rope_layer_interval": 4},
     "qwen3_next": {"max_position_embeddings": 32768},
@@ -245,6 +247,11 @@ _FAMILY_REASONS["minimax"] |= {
     "the gate of shared experts, of which there are none": "shared_moe_mode",
 }
 _FAMILY_REASONS["granitemoe"] = _FAMILY_REASONS["mixtral"] | _FAMILY_REASONS["granite"]
+_FAMILY_REASONS["bamba"] = {"limits of a number within the scan": "time_step_limit"}
+_FAMILY_REASONS["granitemoehybrid"] = _FAMILY_REASONS["granitemoe"] | {
+    "limits of a number within the scan": "time_step_limit",
+    "rotary positions: without them, the pass over queries and keys is counted": "position_embedding_type",
+}
 _FAMILY_REASONS["smollm3"] = {
     "layers without rotary positions": "no_rope_layers no_rope_layer_interval",
     "windows, which use_sliding_window turns off": "sliding_window max_window_layers layer_types",
@@ -338,11 +345,9 @@ STORED_KEYS: Final = frozenset(
 """Keys within ``quantization_config`` that describe the stored format alone."""
 
 OBSTACLES: Final = {
-    "falcon_h1": ("Mamba-2 beside attention in every layer", "llama"),
-    "granitemoehybrid": ("layers of Mamba-2", "granitemoe"),
-    "bamba": ("layers of Mamba-2", "llama"),
+    "falcon_h1": ("Mamba-2 beside attention in every layer", "bamba"),
     "jamba": ("layers of Mamba", "mixtral"),
-    "mamba2": ("layers of Mamba-2", "llama"),
+    "mamba2": ("layers of Mamba-2 without attention", "bamba"),
     "lfm2": ("short convolutions", "llama"),
     "deepseek_v4": ("compressed sparse attention and several residual streams", "deepseek_v3"),
     "bloom": ("a norm after the embedding, and a bias of positions in the scores", "gpt_neox"),

@@ -660,6 +660,7 @@ ALIASES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "minimax": {"num_local_experts": ("num_experts",)},
     "minimax_m2": {"num_local_experts": ("num_experts",)},
+    "granitemoehybrid": {"layer_types": ("layers_block_type",)},
     "minimax_m3_vl_text": {"num_local_experts": ("num_experts",)},
     "mimo_v2_flash": {"n_routed_experts": ("num_local_experts",)},
     "step3p7": {

@@ -418,6 +418,64 @@ def _step(fields: Fields, name: str) -> ModelSpec:
     )
 
 
+def _mamba2(fields: Fields) -> LinearRecurrence:
+    """Build the Mamba-2 mixer of Bamba and Granite 4, whose keys start with ``mamba_``."""
+    heads, width = fields.integer("mamba_n_heads"), fields.integer("mamba_expand") * fields.hidden_size
+    if width % heads:
+        raise fields.refuse(
+            f"mamba_n_heads is {heads}.", f"Expected a divisor of mamba_expand x hidden_size, {width}."
+        )
+    if fields.value("mamba_d_head") != "auto":
+        fields.must_be("mamba_d_head", width // heads, "heads fill mamba_expand x hidden_size")
+    if heads % (groups := fields.integer("mamba_n_groups")):
+        raise fields.refuse(f"mamba_n_groups is {groups}.", f"Expected a divisor of {heads} heads.")
+    return LinearRecurrence(
+        update="ssm",
+        num_key_heads=groups,
+        num_value_heads=heads,
+        key_head_dim=fields.integer("mamba_d_state"),
+        value_head_dim=width // heads,
+        conv_kernel=fields.integer("mamba_d_conv"),
+        conv_bias=fields.flag("mamba_conv_bias"),
+        bias=fields.flag("mamba_proj_bias"),
+        chunk_size=fields.integer("mamba_chunk_size"),
+    )
+
+
+_MAMBA_TYPES = {"mamba": "linear_attention", "attention": "full_attention"}
+"""Names of layers in Granite's own files, and those of its class."""
+
+
+def _granite_hybrid(fields: Fields, name: str) -> ModelSpec:
+    """Build Granite 4: Mamba-2 or attention, and a shared expert with or without routed ones."""
+    number = fields.num_layers
+    listed = fields.sequence("layer_types") or ["linear_attention"] * number
+    kinds = [_MAMBA_TYPES.get(str(kind), str(kind)) for kind in listed]
+    if len(kinds) != number or not {*kinds} <= {*_TYPES}:
+        raise fields.refuse(
+            f"layer_types is {shown(listed)}.", f"Expected mamba or attention for {number} layers."
+        )
+    shared = fields.integer("shared_intermediate_size")
+    mlp: Mlp = DenseMlp(intermediate_size=shared)
+    if fields.integer("num_local_experts", minimum=0):
+        mlp = experts_of(fields, "num_local_experts", "intermediate_size", shared_intermediate_size=shared)
+    fields.unused("num_experts_per_tok", "intermediate_size")
+    mamba, attention = _mamba2(fields), biased_attention(fields)
+    mixers: list[Mixer] = [attention if kind == _TYPES[True] else mamba for kind in kinds]
+    return model_of(fields, name, runs(mixers, [mlp] * number))
+
+
+def _bamba(fields: Fields, name: str) -> ModelSpec:
+    """Build Bamba: Mamba-2, and attention in the layers that ``attn_layer_indices`` names."""
+    fields.must_be("z_loss_coefficient", 0.0, "the loss is that of the logits alone")
+    layers, listed = range(fields.num_layers), fields.sequence("attn_layer_indices") or []
+    if not {*map(str, listed)} <= {*map(str, layers)}:
+        raise fields.refuse(f"attn_layer_indices is {shown(listed)}.", f"Expected numbers below {len(layers)}.")
+    mamba, attention = _mamba2(fields), biased_attention(fields)
+    mixers: list[Mixer] = [attention if layer in listed else mamba for layer in layers]
+    return model_of(fields, name, runs(mixers, [dense_mlp(fields, bias=fields.flag("mlp_bias"))] * len(layers)))
+
+
 _BLOCK_SIZES = {
     "index_n_heads": "sparse_num_index_heads",
     "index_head_dim": "sparse_index_dim",
@@ -436,7 +494,10 @@ def _block_attention(fields: Fields, full: GroupedQueryAttention) -> list[Mixer]
     known = listed is None or {*map(str, listed)} <= {"minimax_m3_sparse", "full_attention"}
     if isinstance(nested, Mapping):
         own = Fields(nested, f"{fields.source}, sparse_attention_config")
-        sizes = {key: sizes[key] or own.optional(name) for key, name in _BLOCK_SIZES.items()}
+        for key, name in _BLOCK_SIZES.items():
+            if (size := own.optional(name)) is not None:
+                fields.must_be(key, size, f"sparse_attention_config has it as {name}")
+                sizes[key] = size
         named = own.sequence("sparse_attention_freq")
         flags = flags if listed is not None or named is None else named
         own.must_be("use_sparse_attention", True, _AS_CLASS)
@@ -474,7 +535,9 @@ def _minimax_m3(fields: Fields, name: str) -> ModelSpec:
     fields.must_be("moe_intermediate_size", fields.value("intermediate_size"), _AS_CLASS)
     number, freq = fields.num_layers, fields.sequence("moe_layer_freq")
     if freq is not None and (len(freq) != number or any(flag not in (0, 1) for flag in freq)):
-        raise fields.refuse(f"moe_layer_freq is {shown(freq)}.", f"Expected 0 or 1 for {number} layers.")
+        raise fields.refuse(
+            f"moe_layer_freq is {shown(freq)}, num_hidden_layers {number}.", "Expected 0 or 1 for every layer."
+        )
     is_expert = listed_experts(fields, [True] * number if freq is None else [bool(flag) for flag in freq])
     first = is_expert.index(True) if True in is_expert else number
     fields.must_be("first_k_dense_replace", first, _AS_CLASS)
@@ -490,6 +553,8 @@ def _minimax_m3(fields: Fields, name: str) -> ModelSpec:
 
 
 BUILDERS: dict[str, Builder] = {
+    "bamba": _bamba,
+    "granitemoehybrid": _granite_hybrid,
     "minimax_m3_vl_text": _minimax_m3,
     "step3p7": _step,
     "nemotron-nas": _nemotron_nas,
