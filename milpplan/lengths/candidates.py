@@ -20,6 +20,7 @@ from functools import cached_property
 import numpy as np
 
 from milpplan.errors import InfeasibleError, InvalidInputError
+from milpplan.lengths.deadline import spend
 from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Layout, Plan, Problem, Space
@@ -56,7 +57,8 @@ FIXED: dict[str, tuple[object, ...]] = {
 }
 """Allowed values of the layout's fields in this space."""
 
-
+# Counted seconds of sizing a strategy.
+_STRATEGY_S = 3e-3
 _DEFAULTS = {
     name: getattr(Space(), name)[0] for name in ("tp_overlap", "pp_scatter_gather", "gather_again", "rank_order")
 }
@@ -208,6 +210,7 @@ def sized(problem: Problem, strategies: Sequence[Candidate], max_quanta: int) ->
     Raises:
         InfeasibleError: no candidate holds anything.
     """
+    spend(_STRATEGY_S * len(strategies))
     peaks = _Peaks(problem, tuple(strategies))
     usable = usable_memory_bytes(problem)
     own_memory = _max_quanta(peaks, np.zeros(len(strategies), dtype=np.int64), usable, max_quanta)

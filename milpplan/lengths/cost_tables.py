@@ -47,6 +47,7 @@ import numpy as np
 
 from milpplan.lengths.bounds import PipelineCuts
 from milpplan.lengths.candidates import Candidate, SizedCandidate
+from milpplan.lengths.deadline import spend
 from milpplan.lengths.records import PACKED, SequenceRules
 from milpplan.lengths.tabled import (
     Kind,
@@ -64,6 +65,8 @@ from milpplan.units import NS_PER_S
 
 # Seconds of attention that hide any ring.
 _LONG_S = 100.0
+# Counted seconds of a call of the cost model, of each of its layouts and of each micro-batch.
+_CALL_S, _LAYOUT_S, _MICRO_BATCH_S = 1.8e-3, 1.2e-3, 3.4e-6
 # Micro-batches evaluated in one call.
 _ROWS = 4_000
 
@@ -84,6 +87,7 @@ def layout_times(problem: Problem, max_quanta: Mapping[Layout, int]) -> dict[Lay
         cores = np.zeros((len(problem.model.kinds), 2, 2, len(quanta)))
         cores[:, :, 1] = _LONG_S
         flat = cores.reshape(*cores.shape[:2], -1)
+        spend(_CALL_S + _LAYOUT_S * len(part) + _MICRO_BATCH_S * 2 * len(rows))
         times = packed_times_of(problem, part, np.tile(rows, 2), np.tile(quanta, 2), flat)
         for layout, size, end in zip(part, sizes, ends, strict=True):
             starts = (end - size, end - size + len(quanta))
@@ -95,6 +99,7 @@ def ring_times(problem: Problem, candidate: Candidate, quanta: IntArray) -> tupl
     """Return the times of micro-batches of ``quanta`` [G] quanta without attention, and with the ring hidden, less
     the attention."""
     kinds = problem.model.kinds
+    spend(2 * (_CALL_S + _LAYOUT_S + _MICRO_BATCH_S * len(quanta)))
     times = [
         packed_times(problem, candidate.layout, quanta, np.full((len(kinds), 2, len(quanta)), core_s))
         for core_s in (0.0, _LONG_S)
@@ -196,6 +201,7 @@ def times_of_several(
             cores[index, :, part] = kernels.sequence_s @ rows.T + kernels.once_s[:, longest[part]]
     owners = np.repeat(np.arange(len(parts)), [len(rows) for _, rows in parts])
     layouts = [candidate.layout for candidate, _ in parts]
+    spend(_CALL_S + _LAYOUT_S * len(layouts) + _MICRO_BATCH_S * len(owners))
     times = packed_times_of(problem, layouts, owners, quanta, cores)
     return [
         stage_times(problem, candidate, times.part(part))

@@ -200,7 +200,7 @@ def test_no_step_breaks_what_is_learned(make: Callable[[], StrategyTables]) -> N
         assert not bound.relax(one.time_ns, 10.0).excludes
 
 
-@pytest.mark.parametrize(("make", "seconds"), [(pool, 0.3), pytest.param(deep_pool, 0.6, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("make", "seconds"), [(pool, 1.0), pytest.param(deep_pool, 0.6, marks=pytest.mark.long)])
 def test_no_step_is_below_what_is_proved(make: Callable[[], StrategyTables], seconds: float) -> None:
     """What a search proves is below what it finds and below random steps, and not by much."""
     found, random = make(), np.random.default_rng(8)
@@ -285,7 +285,7 @@ def few(random: np.random.Generator) -> Workload:
     return workload_of(np.unique(np.append(short, random.integers(6_000, 16_000)) // GRAIN + 1) * GRAIN, GRAIN)
 
 
-@pytest.mark.parametrize(("number", "seconds"), [(1, 0.2), pytest.param(60, 4.0, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("number", "seconds"), [(1, 1.0), pytest.param(60, 4.0, marks=pytest.mark.long)])
 def test_no_step_of_few_sequences_is_below_the_bound_or_what_is_found_by_much(number: int, seconds: float) -> None:
     """Random sequences on four GPUs against all steps: the bound is below the best of them, and what is found is
     that one in most cases, and within a twentieth of it in all."""

@@ -47,7 +47,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -61,6 +61,7 @@ from milpplan.lengths.bounds.long_sequence import (
     solved_window,
 )
 from milpplan.lengths.bounds.pipeline_bounds import Mixture, PathBound, StageLoads, Window
+from milpplan.lengths.deadline import counted_cache
 from milpplan.lengths.search_parameters import SAFETY
 from milpplan.lengths.tabled import FloatArray, Kind, Pipeline
 
@@ -110,7 +111,7 @@ def equal_stages(pipeline: Pipeline, most_units: FloatArray) -> StageLoads:
     )
 
 
-@lru_cache(maxsize=4096)
+@counted_cache
 def best_profile(
     pipeline: Pipeline, num_micro_batches: int, units: int, cap_units: int, position: int = 0, floor: int = 0
 ) -> BestLoads | None:

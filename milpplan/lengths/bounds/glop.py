@@ -11,9 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from milpplan.lengths.deadline import spend
 from milpplan.lengths.tabled import FloatArray
 from milpplan.lengths.tabled import Int64Array as IntArray
 
+# Counted seconds of a program, of each row, and of each row and variable.
+_PROGRAM_S, _ROW_S, _CELL_S = 3e-4, 8e-6, 4e-8
 # The simplex method on the dual is the fastest on programs of paths.
 _PARAMETERS = "solve_dual_problem:ALWAYS_DO"
 
@@ -85,6 +88,8 @@ def least(
         matrices.append(equal[0])
         lows.append(equal[1])
         highs.append(equal[1])
+    num_rows = sum(map(len, lows))
+    spend(_PROGRAM_S + num_rows * (_ROW_S + _CELL_S * number))
     # The stubs of OR-Tools declare other array types.
     model: Any = helper.ModelBuilderHelper()
     solver = helper.ModelSolverHelper("GLOP")
@@ -94,7 +99,7 @@ def least(
         np.asarray(cost, dtype=np.float64),
         np.concatenate(lows, dtype=np.float64),
         np.concatenate(highs, dtype=np.float64),
-        _stacked(matrices, len(sides), (sum(map(len, lows)), number)),
+        _stacked(matrices, len(sides), (num_rows, number)),
     )
     solver.set_solver_specific_parameters(_PARAMETERS)
     solver.solve(model)

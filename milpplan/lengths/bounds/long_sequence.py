@@ -76,7 +76,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import pairwise, product
 
 import numpy as np
@@ -90,6 +89,7 @@ from milpplan.lengths.bounds.pipeline_bounds import (
     Window,
     loads_within,
 )
+from milpplan.lengths.deadline import counted_cache
 from milpplan.lengths.tabled import FloatArray
 
 # Numbers of micro-batches from here on have no program; and the numbers at which ranges begin.
@@ -201,7 +201,7 @@ class LoadBound:
         return min(micro_batch_range.bound.at(load) for micro_batch_range in self.ranges)
 
 
-@lru_cache(maxsize=4096)
+@counted_cache
 def _plain_mixture(num_stages: int, last: int, forward: float, backward: float, full: int) -> Mixture:
     """Return the mixture for stages of such shares without constants, for the widest range that ends at ``last``.
 

@@ -51,6 +51,7 @@ from milpplan.lengths.bounds import StageLoads, chord, group_ns, load_bound, lon
 from milpplan.lengths.bounds.long_sequence import MAX_MICRO_BATCHES, LoadBound, LongSequenceBound
 from milpplan.lengths.candidates import SizedCandidate
 from milpplan.lengths.cost_tables import Tables, hull_below, line_of, turns_down
+from milpplan.lengths.deadline import spend
 from milpplan.lengths.search_parameters import ROUNDED_UP, SAFETY
 from milpplan.simulation import FloatArray
 
@@ -148,6 +149,8 @@ _CLASS_LEAST, _LENGTHENED_EFFORT = 1.2, 60
 # for each.
 _REFINED_SHARES, _REFINED_EFFORT = (0.6, 0.25), 28
 _REFINED_LONGEST, _REFINED_LONGEST_EFFORT = (0.7, 0.4), 48
+# Counted seconds of the linear bounds of a strategy.
+_STRATEGY_S = 2.8e-3
 # Divisors of an even micro-batch's load at which lines of pipelines are highest.
 _EVEN = (1.0, 3.0, 12.0)
 # Reduction of the number of programs while these lines are compared.
@@ -320,6 +323,7 @@ def _chord_rows(ends: tuple[float, float], values: list[float]) -> list[tuple[fl
 
 def work_bounds(tables: Tables, strategy: SizedCandidate, max_quanta: int) -> LinearBounds:
     """Return the linear bounds of a strategy with micro-batches of up to ``max_quanta`` quanta."""
+    spend(_STRATEGY_S)
     layout, load = strategy.candidate.layout, tables.load
     quanta = load.lengths / load.token_quantum
     last = [layout.pp - 1]

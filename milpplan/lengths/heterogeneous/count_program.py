@@ -63,6 +63,7 @@ from milpplan.errors import SolverError
 from milpplan.lengths import Packed, StrategyTables, replicas_ns
 from milpplan.lengths.bounds.pipeline_bounds import PathBound
 from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound, latencies
+from milpplan.lengths.deadline import spend_measured
 from milpplan.lengths.records import LengthGroup, TeamTurn
 from milpplan.optimize.milp.backends import backend, check_infeasible
 from milpplan.optimize.milp.cpsat import MAX_ROW_MAGNITUDE
@@ -362,7 +363,8 @@ def solved(
     builder.minimize([share], [-1])
     try:
         program, limits = builder.build(), Limits(time_limit_s=max(0.1, solver[1]))
-        solution = check_infeasible(program, limits, backend(solver[0]).solve(program, limits))
+        with spend_measured():
+            solution = check_infeasible(program, limits, backend(solver[0]).solve(program, limits))
     except SolverError:
         # An answer that fails the checks proves nothing.
         return Shared(_MOST)

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.lengths import Load, StrategyTables
-from milpplan.lengths.deadline import NEVER, Deadline
+from milpplan.lengths.deadline import NEVER, Deadline, spend
 from milpplan.lengths.records import LengthGroup, SideBySide, TeamTurn
 from milpplan.lengths.side_by_side.team_quick import Packer, quick_turns, spread
 from milpplan.lengths.side_by_side.teams import (
@@ -52,6 +52,8 @@ from milpplan.lengths.side_by_side.teams import (
 from milpplan.simulation import BoolArray, FloatArray, IntArray
 from milpplan.units import NS_PER_S
 
+# Counted seconds of a round, and of a start by prices.
+_ROUND_S, _START_S = 2.2e-4, 3e-3
 # tau at first and in the end, as a share of the step.
 _FIRST, _LAST = 1e-2, 2e-4
 # Shares of the rounds that move a micro-batch and that open one; shares in which the first micro-batch is of the
@@ -300,6 +302,7 @@ def improved(
     for round_index in range(rounds):
         if best_ns <= cutoff_ns or (round_index % _LOOK == 0 and deadline.passed):
             break
+        spend(_ROUND_S)
         tau = float(board.ends.max()) * _FIRST * (_LAST / _FIRST) ** (round_index / rounds)
         draw, here = random.random(), board.chosen(random)
         if draw < _MOVES:
@@ -349,6 +352,7 @@ def shortest(packer: Packer, effort: Effort, cutoff_ns: float, deadline: Deadlin
         if deadline.passed:
             break
         size = _SPREADS[attempt % len(_SPREADS)] if attempt else 0.0
+        spend(_START_S)
         ends = np.zeros(family.num_slots)
         factors = np.exp(random.normal(0.0, size, len(family.degree_chain)))
         turns = spread(packer, factors, family.pool.load.counts, slice(0, family.num_slots), ends)

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from milpplan.lengths.deadline import NEVER, Deadline
+from milpplan.lengths.deadline import NEVER, Deadline, spend
 from milpplan.lengths.tabled.problem import FloatArray, Int64Array, Kind
 from milpplan.lengths.tabled.step_plan import Packing, in_flight_fits
 
@@ -166,6 +166,8 @@ CHANGES = 128
 _PLACES, _OPENS, _MANY, _WITHIN, _NOTHING, _PAIRS = 0.25, 0.05, 0.2, 0.5, 0.4, 0.5
 # Fixed work of a round, in units of one stage and micro-batch.
 _ROUND = 60
+# Counted seconds of a round, of each unit of work in it, and of each length.
+_ROUND_S, _WORK_S, _LENGTH_S = 8e-5, 6e-6, 4.2e-6
 # Threshold at first and in the end, as a share of the time.
 _FIRST, _LAST = 3e-3, 1e-5
 
@@ -204,6 +206,7 @@ def improved_replicas(
         times = [replica.time_ns for replica in current]
         slowest = int(np.argmax(times))
         limit = times[slowest] * (1.0 + threshold)
+        spend(_ROUND_S + _WORK_S * _work(current[slowest]) + _LENGTH_S * current[slowest].packed.shape[1])
         draw = random.random()
         if draw < _PLACES and current[slowest].timer.num_stages > 1:
             reordered = _moved(current[slowest], limit, random, changes)

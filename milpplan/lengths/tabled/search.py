@@ -55,7 +55,7 @@ import numpy as np
 
 from milpplan.errors import InfeasibleError, SolverError
 from milpplan.lengths.bounds import IdleTimeBound, PipelineCuts
-from milpplan.lengths.deadline import Deadline
+from milpplan.lengths.deadline import Deadline, spend_measured
 from milpplan.lengths.search_parameters import PARAMETERS
 from milpplan.lengths.tabled.assignment_program import (
     DEFAULT_FRACTIONS,
@@ -408,7 +408,8 @@ class _Search:
             program = assignment_program(self.problem, record.used, self.cuts, unit_ns, fractions, profiles)
             relaxation = Relaxation(program.program)
             # Without an answer there are no duals for a bound, so the integer program decides.
-            self._raise_bound(record, relaxation.proved_bound(relaxation.solve()), unit_ns, "relaxation")
+            with spend_measured():
+                self._raise_bound(record, relaxation.proved_bound(relaxation.solve()), unit_ns, "relaxation")
             if record.bound_ns >= self.target_ns():
                 return
         values = self._solve_program(record, program.program, unit_ns, "master")
@@ -527,10 +528,11 @@ class _Search:
 
     def _solve_or_other(self, program: Program, limits: Limits) -> Solution:
         """Solve with the backend, or with the automatic choice where the backend fails or its answer is wrong."""
-        try:
-            return self.solver.solve(program, limits)
-        except SolverError:
-            return backend(AUTO).solve(program, limits)
+        with spend_measured():
+            try:
+                return self.solver.solve(program, limits)
+            except SolverError:
+                return backend(AUTO).solve(program, limits)
 
     def _below_best(self, program: Program, unit_ns: int, limit_ns: int | None, spare: int) -> Program:
         """Bound the objective by the incumbent, or by ``limit_ns``, and ``spare`` units more."""

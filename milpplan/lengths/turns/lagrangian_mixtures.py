@@ -26,9 +26,12 @@ import numpy as np
 
 from milpplan.lengths.bounds import glop
 from milpplan.lengths.bounds.work_bounds import LinearBounds
+from milpplan.lengths.deadline import spend
 from milpplan.lengths.search_parameters import PARAMETERS, SAFETY, UNFIT_NS
 from milpplan.simulation import BoolArray, FloatArray, IntArray
 
+# Counted seconds of an update of weights, and of each set in it.
+_UPDATE_S, _SET_S = 1e-4, 2e-6
 # Tolerance for sums of shares of the workload.
 _CLOSE = 1e-6
 
@@ -253,6 +256,7 @@ def _raised(
                 break
         if turn % PARAMETERS.updates_per_check == 1 or turn == 0:
             terms = problem.terms(sets[open_], index)
+        spend(_UPDATE_S + _SET_S * len(open_))
         values = _values(*terms, weights)
         bounds = _mixture(weights, values)
         better = bounds > bounds_ns[open_]
