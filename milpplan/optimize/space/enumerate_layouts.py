@@ -21,6 +21,7 @@ from milpplan.optimize.space.layout_space import (
     Choices,
     Columns,
     LayoutSpace,
+    ProductTable,
     Rule,
     RuleFilter,
     Stop,
@@ -29,7 +30,7 @@ from milpplan.optimize.space.layout_space import (
     not_forbidden,
     num_rows,
 )
-from milpplan.optimize.space.lazy_product import Blocks, apply_rules, without_slower_transfers
+from milpplan.optimize.space.lazy_product import Blocks, apply_ready, apply_rules, without_slower_transfers
 from milpplan.optimize.space.rules import (
     ALIGNMENT_SWITCH_RULES,
     ALL_REPLICA_RULES,
@@ -89,6 +90,8 @@ MAX_BLOCKS = 4_000_000
 after the rules."""
 MAX_PRODUCT = 1_000_000
 """Number of rows that degrees and switches are crossed to at a time, some 200 bytes each."""
+PRODUCT_FACTOR = 8
+"""Number of rows that are crossed for a legal choice of switches, about."""
 
 
 def divisors(number: int) -> IntArray:
@@ -351,19 +354,16 @@ def _switch_lists(problem: Problem, rule_filter: RuleFilter, columns: Columns) -
     The rows are crossed in portions, because few of a product's rows are legal and most lists are equal.
     """
     asked, size = asked_switches(problem), len(columns["number"])
-    most = np.full(size, 2 * math.prod(len(values) for name, values in asked.items() if name != "dp_replicate"))
-    if "dp_replicate" in asked:
-        degrees, row = np.unique(columns["dp"], return_inverse=True)
-        most *= np.array([len(divisors(int(dp))) for dp in degrees])[row]
-    portion = np.cumsum(most) // MAX_PRODUCT
-    ends = [*np.flatnonzero(np.diff(portion)) + 1, size]
-    parts = []
-    for start, end in zip([0, *ends[:-1]], ends, strict=True):
+    parts, start, each = list[Choices](), 0, MAX_PRODUCT
+    while start < size or not parts:
+        end = min(size, start + max(1, MAX_PRODUCT // each))
         rows = {name: values[start:end] for name, values in columns.items()}
         kept = _switches(problem, rule_filter, rows)
         table = {name: kept[name] for name in ("sequence_parallel", *asked)}
         part = Choices.listed(table, kept["number"] - start, end - start, np.arange(end - start))
+        each = PRODUCT_FACTOR * max(1, int(part.counts.max(initial=0)))
         parts.append(part.shared())
+        start = end
     return Choices.joined(parts).shared()
 
 
@@ -392,17 +392,28 @@ def _switches(
     if modules is not None:
         module_rules, each = {MODULES_RULE: rules[MODULES_RULE]}, len(modules)
         rules = {name: rule for name, rule in rules.items() if name != MODULES_RULE}
-    for name, values in asked.items():
+    names, own = (*columns, *asked), columns.get(STANDS_FOR, np.ones_like(columns["tp"]))
+    defaults = default_switches({**columns, **dict.fromkeys(asked, own)})
+    options: dict[int, IntArray] = {}
+    if "dp_replicate" in asked:
+        rules |= HYBRID_RULES
+        space = problem.space
+        options = {int(dp): allowed(space.dp_replicate, divisors(int(dp))) for dp in ascending(columns["dp"])}
+        degrees, row = np.unique(columns["dp"], return_inverse=True)
+        counts = np.array([len(options[int(dp)]) for dp in degrees], dtype=np.int64)
+        columns = {**columns, STANDS_FOR: own * counts[row]}
+    left = each * math.prod(len(values) for name, values in asked.items() if name != "dp_replicate")
+    rule_filter.enumerated += num_rows(columns) * left
+    columns = {**columns, **defaults}
+    # Few rows of the whole product are legal, so a rule is applied once the switches that it reads are crossed.
+    for number, (name, values) in enumerate(asked.items(), 1):
         if name == "dp_replicate":
-            rules |= HYBRID_RULES
-            space = problem.space
-            options = {int(dp): allowed(space.dp_replicate, divisors(int(dp))) for dp in ascending(columns["dp"])}
-            columns = expand(columns, name, options, columns["dp"])
+            table = expand(columns, name, options, columns["dp"])
+            table = ProductTable({**table.base, STANDS_FOR: own}, table.base_rows, table.new_columns)
         else:
-            columns = cross(columns, name, values)
-    rule_filter.enumerated += num_rows(columns) * each
-    kept = rule_filter.apply({**columns, **default_switches(columns)}, rules, each)
-    columns = {name: kept[name] for name in columns}
+            table, left = cross(columns, name, values), left // len(values)
+        columns = apply_ready(rule_filter, table, rules, [*asked][number:], left)
+    columns = {name: columns[name] for name in names}
     if modules is not None:
         columns = cross(columns, "recompute_modules", modules)
         kept = rule_filter.apply({**columns, **default_switches(columns)}, module_rules)

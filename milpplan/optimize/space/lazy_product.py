@@ -9,12 +9,22 @@ The product itself is never listed.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.optimize.space.layout_space import Alike, Choices, Columns, Rule, RuleFilter, cross, within
+from milpplan.optimize.space.layout_space import (
+    Alike,
+    Choices,
+    Columns,
+    ProductTable,
+    Rule,
+    RuleFilter,
+    cross,
+    within,
+)
 from milpplan.optimize.space.rules import TRANSFER_DOMINANCE
 from milpplan.problem import Problem
 from milpplan.simulation import BoolArray, IntArray, unique_rows
@@ -90,11 +100,11 @@ def _without(rule_filter: RuleFilter, blocks: Blocks, rule: Rule) -> tuple[Block
     while True:
         try:
             return _Classes.of(blocks, read).apply(rule_filter, rule)
-        except _NotReadError as missing:
+        except NotReadError as missing:
             read.append(missing.name)
 
 
-class _NotReadError(Exception):
+class NotReadError(Exception):
     """Raised when a rule reads a column that its table leaves out."""
 
     def __init__(self, name: str) -> None:
@@ -102,15 +112,15 @@ class _NotReadError(Exception):
         self.name = name
 
 
-class _ReadableColumns(Mapping[str, IntArray]):
-    """Some columns of a table; reading one of the ``others`` raises ``_NotReadError``."""
+class ReadableColumns(Mapping[str, IntArray]):
+    """Some columns of a table; reading one of the ``others`` raises ``NotReadError``."""
 
-    def __init__(self, columns: Columns, others: Collection[str]) -> None:
+    def __init__(self, columns: Mapping[str, IntArray], others: Collection[str]) -> None:
         self.columns, self.others = columns, [name for name in others if name not in columns]
 
     def __getitem__(self, name: str) -> IntArray:
         if name in self.others:
-            raise _NotReadError(name)
+            raise NotReadError(name)
         return self.columns[name]
 
     def __contains__(self, name: object) -> bool:
@@ -121,6 +131,24 @@ class _ReadableColumns(Mapping[str, IntArray]):
 
     def __len__(self) -> int:
         return len(self.columns) + len(self.others)
+
+
+def apply_ready(
+    rule_filter: RuleFilter, table: ProductTable, rules: dict[str, Rule], others: Collection[str], stand_for: int
+) -> ProductTable:
+    """Drop the rows that those rules forbid which read none of ``others``, columns that the table lacks.
+
+    These rules are removed from ``rules``. Every row stands for ``stand_for`` rows.
+    """
+    for name, rule in [*rules.items()]:
+
+        def readable(problem: Problem, columns: Mapping[str, IntArray], rule: Rule = rule) -> BoolArray:
+            return rule(problem, ReadableColumns(columns, others))
+
+        with suppress(NotReadError):
+            table = rule_filter.apply(table, {name: readable}, stand_for)
+            del rules[name]
+    return table
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +244,7 @@ class _Classes:
         for factor in self.blocks.factors:
             others += factor.table
         return np.broadcast_to(
-            np.asarray(rule(problem, _ReadableColumns(columns, others)), dtype=np.bool_), len(number)
+            np.asarray(rule(problem, ReadableColumns(columns, others)), dtype=np.bool_), len(number)
         )
 
     def _store_remainder(
