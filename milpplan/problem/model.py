@@ -119,7 +119,8 @@ class LatentAttention(Record):
 
     type: Literal["mla"] = "mla"
     num_attention_heads: PositiveInt
-    q_lora_rank: PositiveInt | None
+    q_lora_rank: PositiveInt | None = None
+    """Rank of the queries; null: one matrix makes them."""
     kv_lora_rank: PositiveInt
     qk_nope_head_dim: PositiveInt
     qk_rope_head_dim: PositiveInt

@@ -45,6 +45,7 @@ PUBLISHED = {
     "qwen3-next-80b": 79_674_391_296,
     "nemotron-3-nano": 31_577_937_344,
     # Of transformers 5.24.0.
+    "kimi-linear-48b": 49_122_675_072,
     "qwen3-vl-8b": 8_767_123_696,
     "qwen3-vl-30b": 31_070_754_032,
     "qwen3-vl-235b": 235_670_022_896,
