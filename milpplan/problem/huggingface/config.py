@@ -88,7 +88,8 @@ def model_from_config(config: object, name: str, ignore: Collection[str] = ()) -
     ignored = [key for key in dict.fromkeys(ignore) if _has(config, key)]
     config = {key: value for key, value in config.items() if key not in ignored}
     text = _text_part(config, ignored)
-    named = _family(text)
+    outer_family = config.get("model_type")
+    named = outer_family if isinstance(outer_family, str) and outer_family in OBSTACLES else _family(text)
     family = RENAMED.get(named, named)
     if family not in BUILDERS:
         raise _unknown_family(text, family, source)
@@ -203,8 +204,10 @@ def _check_class(
     if _TOWER in ignored or has_known_encoder(config):
         other = [name for name in other if not name.endswith("ForConditionalGeneration")]
     if other:
+        is_cut = isinstance(config.get("text_config"), Mapping) and config.get(_TOWER) is None
+        without = " and vision_config is missing" if is_cut else ""
         raise InvalidInputError(
-            f"{source}: architectures names {', '.join(map(shown, other))}.",
+            f"{source}: architectures names {', '.join(map(shown, other))}{without}.",
             f"Expected the class of {' or '.join(sorted(families))} with a head over the vocabulary "
             "(...ForCausalLM), or scores of sequences or tokens where transformers has the class: other heads, "
             "models without one and models of other media are not priced.",
