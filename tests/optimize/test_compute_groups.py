@@ -41,6 +41,7 @@ from milpplan.simulation import (
     least_held_bytes,
     usable_memory_bytes,
 )
+from milpplan.simulation.layout_costs import least_layer_ns
 from milpplan.units import NS_PER_S
 from tests.amounts import first, long_but
 from tests.optimize.mixed_problems import mixed_problem, switched_problem
@@ -415,3 +416,17 @@ def test_layouts_are_relaxed_before_all_are_bounded(monkeypatch: pytest.MonkeyPa
             assert search.best is not None
             assert search.best[0] == known.step_time_ns
     assert early > 0
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "mixtral-8x7b", "deepseek-v3"])
+def test_kernels_take_as_long_whether_inputs_are_gathered_again(model: str) -> None:
+    """Blocks are bounded without the switch of gathering again, which changes communication alone."""
+    job = Job(num_gpus=32, global_batch_size=32, sequence_length=4096)
+    problem = Problem(model=load_model(model), hardware=load_hardware("dgx-h100"), job=job)
+    columns = layout_space(problem).columns
+    times = [
+        least_layer_ns(problem, replace(columns, gather_again=np.full(len(columns), again)))
+        for again in (False, True)
+    ]
+    assert len(columns)
+    assert (times[0] == times[1]).all()

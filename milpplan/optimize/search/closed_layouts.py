@@ -277,10 +277,10 @@ def compute_keys(problem: Problem) -> tuple[str, ...]:
 
 
 def kernel_space(problem: Problem, space: LayoutSpace) -> LayoutSpace:
-    """Return the space with only those choices that the times of the layers' kernels depend on."""
-    factors = space.switches.alike(compute_keys(problem)), space.stages.alike(("schedule",))
-    switches, stages = (factor.choices.shared() for factor in factors)
-    return replace(space, switches=switches, stages=stages)
+    """Return the space with only the choices that kernels' times depend on; gathering again only communicates."""
+    names = [name for name in compute_keys(problem) if name != "gather_again" or not has_own_times(problem)]
+    switches, stages = space.switches.alike(names).choices, space.stages.alike(("schedule",)).choices
+    return replace(space, switches=switches.shared(), stages=stages.shared())
 
 
 def compute_values(problem: Problem, space: LayoutSpace) -> FloatArray:
