@@ -97,7 +97,7 @@ def _value(name: str, word: str, option: str) -> object:
     value: object = word
     if name in SWITCHES:
         value = {"1": True, "0": False, **_WORDS}.get(word.lower(), word)
-    elif name in WORDS and name != "recompute_modules":
+    elif name in WORDS and name not in ("recompute_modules", "offload_modules"):
         value = choice(word, f"{option} {name}", WORDS[name])
     elif name == "mixing":
         return choice(word, f"{option} {name}", MIXINGS)
@@ -117,7 +117,7 @@ def _value(name: str, word: str, option: str) -> object:
             f"Expected a value of {name} that a layout can have.",
             f"Correct the value; `milpplan schema plan` describes {name}.",
         ) from error
-    return layout.recompute_modules if name == "recompute_modules" else value
+    return getattr(layout, name) if name in ("recompute_modules", "offload_modules") else value
 
 
 def fixed_values(options: Iterable[str]) -> dict[str, object]:
@@ -145,6 +145,7 @@ ALLOWED: Final[dict[str, dict[str, bool | tuple[bool | str, ...] | None]]] = {
     "scatter-gather": {"pp_scatter_gather": (False, True)},
     "kept-gathered": {"gather_again": (True, False)},
     "recompute-modules": {"recompute_modules": None},
+    "offload-modules": {"offload_modules": None},
     "ulysses": {"ulysses": None},
     "placement": {"rank_order": RANK_ORDERS},
     "hsdp": {"dp_replicate": None},

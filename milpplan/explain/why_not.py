@@ -108,6 +108,10 @@ WORDS: Final[dict[str, Callable[[Problem], str]]] = {
         "recompute_modules needs inputs that are gathered again, and modules of the model, moe without those "
         f"inside it: {', '.join(p.recompute_modules) or 'none here'}"
     ),
+    "offload_modules_of_the_model": lambda p: (
+        "offload_modules needs activations on the device, attn_proj beside core_attn, none inside a recomputed "
+        f"moe, and modules of the model: {', '.join(p.offload_modules) or 'none here'}"
+    ),
     "ulysses_divides_cp_and_heads": lambda p: (
         "ulysses must divide cp, and tp x ulysses the heads of queries, keys and values "
         f"(multiples of {p.model.common_heads})"

@@ -217,6 +217,7 @@ FSDP_LIMITS = {
     "ulysses": Limit((1,), "its context parallelism passes keys and values around a ring"),
     "offload_weights": _FSDP_HOST,
     "offload_activations": _FSDP_HOST,
+    "offload_modules": Limit((NO_MODULES,), "it offloads no single module"),
     "offload_optimizer": _FSDP_HOST,
     "rank_order": Limit(("tp-cp-dp-pp",), "its mesh has pp outside, then dp, cp and tp"),
 }

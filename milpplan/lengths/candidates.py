@@ -50,6 +50,7 @@ FIXED: dict[str, tuple[object, ...]] = {
     # The times of packed micro-batches do not include streams to and from the host.
     "offload_weights": (False,),
     "offload_activations": (False,),
+    "offload_modules": ("default",),
     "offload_optimizer": (False,),
     "dp_replicate": (1,),
     "keep_weights": (False,),

@@ -46,7 +46,7 @@ from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.layout_space import check_forbidden
 from milpplan.optimize.space.plan_space import in_space
 from milpplan.optimize.space.rules import asked_switches, switch_values
-from milpplan.problem import ANY_SPLIT_LAYERS, RANK_ORDERS, Layout, Plan, Problem, Space
+from milpplan.problem import ANY_SPLIT_LAYERS, NO_MODULES, RANK_ORDERS, Layout, Plan, Problem, Space
 from milpplan.problem.problem import NOT_LISTS
 from milpplan.problem.reading import plain_reason
 from milpplan.simulation import (
@@ -566,6 +566,7 @@ PLAIN: Final[dict[str, tuple[Any, ...]]] = {
     "micro_batch_size": (1,),
     "schedule": ("1f1b", "gpipe", "zb-h1"),
     **dict.fromkeys(OFFLOADS, (False,)),
+    "offload_modules": (NO_MODULES,),
     "dp_replicate": (1,),
 }
 """Values tried first for fields of the space; other fields keep all their values. Offloading is turned on last."""

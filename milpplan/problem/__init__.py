@@ -74,8 +74,11 @@ if TYPE_CHECKING:
     )
     from milpplan.problem.plan import (
         EXPERT_DISPATCHES,
+        INSIDE_MOE,
         MODULE_SETS,
         NO_MODULES,
+        OFFLOAD_MODULES,
+        OFFLOAD_SETS,
         PAIRED_SCHEDULES,
         RANK_ORDERS,
         RECOMPUTE_MODULES,
@@ -85,6 +88,7 @@ if TYPE_CHECKING:
         V_SCHEDULES,
         ExpertDispatch,
         Layout,
+        OffloadModule,
         Plan,
         RankOrder,
         Recompute,

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from milpplan.problem.plan import RECOMPUTE_MODULES, RecomputeModule
+from milpplan.problem.plan import OFFLOAD_MODULES, RECOMPUTE_MODULES, OffloadModule, RecomputeModule
 from milpplan.problem.records import Count, PositiveInt, Record
 
 
@@ -282,6 +282,16 @@ class LayerRun(Record):
             "shared_experts": experts and self.has_dense_part,
         }
         return tuple(name for name in RECOMPUTE_MODULES if present[name])
+
+    @property
+    def offload_modules(self) -> tuple[OffloadModule, ...]:
+        """Modules that the layer has (``Layout.offload_modules``), with norms as in ``recompute_modules``."""
+        experts, mixer = isinstance(self.mlp, MixtureOfExperts), self.attention
+        whole = mixer.type == "gqa" or (isinstance(mixer, LatentAttention) and mixer.indexer is None)
+        before = ("attn_norm",) * isinstance(mixer, LatentAttention)
+        attention = (*before, "qkv_linear", "core_attn", "attn_proj") if whole else ()
+        present = {*attention, *(("mlp_norm", "expert_fc1", "moe_act") if experts else ())}
+        return tuple(name for name in OFFLOAD_MODULES if name in present)
 
     @property
     def head_counts(self) -> tuple[int, ...]:

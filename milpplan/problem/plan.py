@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import compress, product
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, get_args
 
 from pydantic import AfterValidator, Field, model_validator
@@ -137,27 +138,40 @@ HELD_BY_MOE: frozenset[RecomputeModule] = frozenset({"moe_act", "shared_experts"
 NO_MODULES = "default"
 
 
-def module_set(modules: Iterable[str]) -> str:
-    """Write a set of modules as a layout has it: in the order of ``RECOMPUTE_MODULES``, with + between them."""
+OffloadModule = Literal["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"]
+OFFLOAD_MODULES: tuple[OffloadModule, ...] = get_args(OffloadModule)
+"""Modules of a layer whose inputs may lie in host memory. Source: Megatron-LM at d98e8a64,
+core/transformer/transformer_config.py (``offload_modules``)."""
+
+
+INSIDE_MOE: tuple[OffloadModule, ...] = ("expert_fc1", "moe_act")
+"""Those inside the module ``moe`` of recomputation, which keeps none of their inputs."""
+
+
+def module_set(modules: Iterable[str], known: tuple[str, ...] = RECOMPUTE_MODULES) -> str:
+    """Write a set of modules as a layout has it: in the order of the known ones, with + between them."""
     given = set(modules)
-    return "+".join(name for name in RECOMPUTE_MODULES if name in given) or NO_MODULES
+    return "+".join(name for name in known if name in given) or NO_MODULES
 
 
-MODULE_SETS: tuple[str, ...] = tuple(
-    module_set(name for place, name in enumerate(RECOMPUTE_MODULES) if code >> place & 1)
-    for code in range(1 << len(RECOMPUTE_MODULES))
-)
+def _all_sets(known: tuple[str, ...]) -> tuple[str, ...]:
+    bits = product((0, 1), repeat=len(known))
+    return tuple(module_set(compress(known, chosen[::-1]), known) for chosen in bits)
+
+
+MODULE_SETS, OFFLOAD_SETS = _all_sets(RECOMPUTE_MODULES), _all_sets(OFFLOAD_MODULES)
 """All sets of modules; bit i of an index stands for module i."""
 
 
-def _checked_modules(text: str) -> str:
+def _checked_modules(known: tuple[str, ...], text: str) -> str:
     names = text.split("+")
-    if text != NO_MODULES and (len(set(names)) < len(names) or not set(names) <= set(RECOMPUTE_MODULES)):
-        raise ValueError(f"modules are {NO_MODULES}, or some of {', '.join(RECOMPUTE_MODULES)} once each, with +")
-    return module_set(names)
+    if text != NO_MODULES and (len(set(names)) < len(names) or not set(names) <= set(known)):
+        raise ValueError(f"modules are {NO_MODULES}, or some of {', '.join(known)} once each, with +")
+    return module_set(names, known)
 
 
-ModuleSet = Annotated[str, AfterValidator(_checked_modules)]
+ModuleSet = Annotated[str, AfterValidator(partial(_checked_modules, RECOMPUTE_MODULES))]
+OffloadSet = Annotated[str, AfterValidator(partial(_checked_modules, OFFLOAD_MODULES))]
 
 
 class Layout(Record):
@@ -212,6 +226,9 @@ class Layout(Record):
     """Weights lie in host memory and are streamed beside the work of the layers."""
     offload_activations: bool = False
     """Activations lie in host memory and are streamed beside the work of the layers."""
+    offload_modules: OffloadSet = NO_MODULES
+    """Modules whose inputs lie in host memory, with + between them, instead of all activations. ``default``:
+    none."""
     offload_optimizer: bool = False
     """Optimizer states lie in host memory and are streamed beside the update."""
     rank_order: RankOrder = "tp-cp-dp-pp"
@@ -221,7 +238,8 @@ class Layout(Record):
     @property
     def offloads(self) -> bool:
         """True if weights, activations or optimizer states lie in host memory."""
-        return self.offload_weights or self.offload_activations or self.offload_optimizer
+        by_module = self.offload_modules != NO_MODULES
+        return by_module or self.offload_weights or self.offload_activations or self.offload_optimizer
 
     node_order: NodeOrder = ()
     """Order in which the pipeline passes the node types of a cluster of several types: all ranks of the first

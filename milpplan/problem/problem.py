@@ -13,10 +13,13 @@ from milpplan.problem.model import GroupedQueryAttention, LatentAttention, Linea
 from milpplan.problem.plan import (
     HELD_BY_MOE,
     NO_MODULES,
+    OFFLOAD_MODULES,
     ExpertDispatch,
     MicroBatchShares,
     ModuleSet,
     NodeOrder,
+    OffloadModule,
+    OffloadSet,
     RankOrder,
     RecomputeModule,
     Schedule,
@@ -374,6 +377,8 @@ class Space(Record):
     expert_dispatch: Annotated[tuple[ExpertDispatch, ...], Field(min_length=1)] = ("default",)
     offload_weights: Switch = (False,)
     offload_activations: Switch = (False,)
+    offload_modules: Annotated[tuple[OffloadSet, ...] | None, Field(min_length=1)] = (NO_MODULES,)
+    """None: those of ``Problem.offload_sets``."""
     offload_optimizer: Switch = (False,)
     rank_order: Annotated[tuple[RankOrder, ...], Field(min_length=1)] = ("tp-cp-dp-pp",)
     node_order: tuple[NodeOrder, ...] | None = None
@@ -492,6 +497,38 @@ class Problem(Record):
         sets = [narrow[:length] for length in range(1, len(narrow) + 1)]
         sets += [["moe", *outside[:length]] for length in range(len(outside) + 1) if "moe" in present]
         return (NO_MODULES, *map(module_set, sets))
+
+    @property
+    def offload_modules(self) -> tuple[OffloadModule, ...]:
+        """Modules whose inputs can lie in host memory; none with kept scores or without ``recompute_modules``."""
+        unpriced = self.job.attention_kernel == "unfused" or self.hardware.software.copied_inputs
+        present = {name for run in self.model.layers for name in run.offload_modules}
+        named = bool(self.recompute_modules) and not unpriced
+        return tuple(name for name in OFFLOAD_MODULES if named and name in present)
+
+    @property
+    def offload_sets(self) -> tuple[str, ...]:
+        """Values of ``Layout.offload_modules`` in the space; the default alone where no module is priced.
+
+        A space that leaves them open has a chain of sets, from inputs of experts to those of norms. Every byte
+        hides beside the same work, so no other set with as many bytes is better.
+        """
+        asked = self.space.offload_modules
+        if asked is not None:
+            return asked
+        order = ("moe_act", "expert_fc1", "core_attn", "attn_proj", "qkv_linear", "mlp_norm", "attn_norm")
+        present = [name for name in order if name in self.offload_modules]
+        sets = [module_set(present[:length], OFFLOAD_MODULES) for length in range(1, len(present) + 1)]
+        return (NO_MODULES, *sets)
+
+    def prices_offload(self, modules: str) -> bool:
+        """Check that some layer has each module of ``Layout.offload_modules``, and outputs of attention, which its
+        backward reads, lie on the host only with its inputs.
+
+        Source: Megatron-LM at d98e8a64, core/transformer/transformer_config.py.
+        """
+        names = {*modules.split("+")} - {NO_MODULES}
+        return names <= {*self.offload_modules} and not ("attn_proj" in names and "core_attn" not in names)
 
     def prices_modules(self, modules: str) -> bool:
         """Check that some layer has each module of ``Layout.recompute_modules``, and none is inside another."""

@@ -13,6 +13,7 @@ from milpplan.library import lazy_exports
 
 if TYPE_CHECKING:
     from milpplan.simulation.layout_columns import (
+        HOSTED,
         LAYER_KEYS,
         OFFLOADS,
         BoolArray,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -11,7 +11,10 @@ import numpy.typing as npt
 
 from milpplan.problem import (
     EXPERT_DISPATCHES,
+    INSIDE_MOE,
     MODULE_SETS,
+    OFFLOAD_MODULES,
+    OFFLOAD_SETS,
     PAIRED_SCHEDULES,
     RANK_ORDERS,
     RECOMPUTE_MODULES,
@@ -20,6 +23,7 @@ from milpplan.problem import (
     TP_OVERLAPS,
     V_SCHEDULES,
     Layout,
+    OffloadModule,
     RecomputeModule,
     order_code,
     order_of,
@@ -39,6 +43,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "expert_dispatch": EXPERT_DISPATCHES,
     "rank_order": RANK_ORDERS,
     "recompute_modules": MODULE_SETS,
+    "offload_modules": OFFLOAD_SETS,
 }
 """Fields of a layout that are words; a column holds the index of the word."""
 DEFAULTS = {name: field.default for name, field in Layout.model_fields.items() if not field.is_required()}
@@ -49,11 +54,12 @@ LAYER_KEYS = (
 )
 STATE_KEYS = ("tp", "cp", "ep", "etp", "dp", "zero_stage", "dp_replicate", "keep_weights")
 OFFLOADS = ("offload_weights", "offload_activations", "offload_optimizer")
+HOSTED = (*OFFLOADS, "offload_modules")
 COST_KEYS = (
     *(*STATE_KEYS, "pp", "micro_batch_size", "sequence_parallel"),
     *("tp_overlap", "pp_scatter_gather", "gather_again", "recompute_vision", "recompute_modules", "ulysses"),
     "expert_dispatch",
-    *OFFLOADS,
+    *HOSTED,
     *("backward_form", "ends_meet"),
 )
 """Fields of a layout that its constants depend on; the other fields only combine the constants. If some layouts
@@ -61,6 +67,25 @@ have another order of ranks than the first order, ``distinct`` adds the fields t
 _SPLITS = np.array([schedule in SPLIT_SCHEDULES for schedule in SCHEDULES])
 _PAIRS = np.array([schedule in PAIRED_SCHEDULES for schedule in SCHEDULES])
 _TURNS = np.array([schedule in V_SCHEDULES for schedule in SCHEDULES])
+
+
+_MOE = 1 << RECOMPUTE_MODULES.index("moe")
+_IN_EXPERTS = sum(1 << OFFLOAD_MODULES.index(name) for name in INSIDE_MOE)
+
+
+def hosts_apart(c: Mapping[str, npt.NDArray[Any]]) -> BoolArray:
+    """Mask the layouts whose modules on the host, if any, are neither recomputed inside ``moe`` nor beside all
+    activations."""
+    inside = ((c["offload_modules"] & _IN_EXPERTS) > 0) & ((c["recompute_modules"] & _MOE) > 0)
+    return np.asarray((c["offload_modules"] == 0) | ~(inside | (c["offload_activations"] > 0)))
+
+
+def priced_sets(chosen: IntArray, sets: Sequence[str], prices: Callable[[str], bool]) -> BoolArray:
+    """Mask the rows whose sets of modules are priced."""
+    priced = np.zeros(len(sets), dtype=bool)
+    for number in np.flatnonzero(np.bincount(chosen)).tolist():
+        priced[number] = prices(sets[number])
+    return np.asarray(priced[chosen])
 
 
 def column_value(field: str, value: Any) -> int:
@@ -106,6 +131,7 @@ class LayoutColumns:
     expert_dispatch: IntArray
     offload_weights: BoolArray
     offload_activations: BoolArray
+    offload_modules: IntArray
     offload_optimizer: BoolArray
     rank_order: IntArray
     node_order: IntArray
@@ -152,6 +178,10 @@ class LayoutColumns:
     def recomputes(self, module: RecomputeModule) -> BoolArray:
         """Find the layouts whose selective recomputation replays the named module."""
         return np.asarray(self.recompute_modules >> RECOMPUTE_MODULES.index(module) & 1 > 0)
+
+    def offloads(self, module: OffloadModule) -> BoolArray:
+        """Find the layouts that keep inputs of the named module on the host."""
+        return np.asarray(self.offload_modules >> OFFLOAD_MODULES.index(module) & 1 > 0)
 
     @property
     def ring(self) -> IntArray:

@@ -35,6 +35,7 @@ from milpplan.simulation.layers import (
     embedding_endpoint,
     head_deferred_bytes,
     head_endpoint,
+    hosted_module_bytes,
     interpolate_curve,
     layer_activations,
     layer_deferred_bytes,
@@ -47,8 +48,8 @@ from milpplan.simulation.layers.paired_layers import paired_ns
 from milpplan.simulation.layers.shard import REPLAYS
 from milpplan.simulation.layout_columns import (
     COST_KEYS,
+    HOSTED,
     LAYER_KEYS,
-    OFFLOADS,
     STATE_KEYS,
     FloatArray,
     IntArray,
@@ -133,6 +134,9 @@ def offload(
     weights = np.where(columns.offload_weights, states[0, :-2], 0)
     optimizer = np.where(columns.offload_optimizer, states[2], 0)
     activations = np.where(columns.offload_activations, kept, 0)
+    if columns.any_of("offload_modules"):
+        named = [hosted_module_bytes(problem, kind, columns) for kind in problem.model.kinds]
+        activations = activations + _bytes(np.stack(named, axis=1))
     weights_s, activations_s = host_transfer_s(hardware, weights), host_transfer_s(hardware, activations)
     # Forward: weights in and activations out at the same time. Backward: first the weights in, then the
     # activations.
@@ -161,7 +165,7 @@ def offloaded(problem: Problem, columns: LayoutColumns, costs: LayoutCosts) -> L
     device = costs.state_bytes.copy()
     device[0, kinds] -= moved.weights_bytes
     device[2] -= moved.optimizer_bytes
-    stays = ~columns.offload_activations
+    stays = kept - moved.kept_bytes
     host = moved.optimizer_bytes.copy()
     host[kinds] += moved.weights_bytes
     return replace(
@@ -171,9 +175,9 @@ def offloaded(problem: Problem, columns: LayoutColumns, costs: LayoutCosts) -> L
         replayed_forward_ns=exposed[1:, :, 0] - exposed[0, :, 0],
         optimizer_ns=costs.optimizer_ns + moved.update_ns[0],
         state_bytes=device,
-        kept_bytes=costs.kept_bytes * stays,
-        dropped_selective_bytes=costs.dropped_selective_bytes * stays,
-        dropped_full_bytes=costs.dropped_full_bytes * stays,
+        kept_bytes=stays[0],
+        dropped_selective_bytes=stays[0] - stays[1],
+        dropped_full_bytes=stays[0] - stays[2],
         host_state_bytes=host,
         host_kept_bytes=moved.kept_bytes,
         streamed_bytes=moved.weights_bytes,
@@ -403,7 +407,7 @@ def layout_costs(problem: Problem, columns: LayoutColumns) -> CostTable:
     rows, index = distinct(columns, COST_KEYS, ("rank_order",))
     part = columns.take(rows)
     costs = _constants(problem, part)
-    return CostTable(offloaded(problem, part, costs) if part.any_of(*OFFLOADS) else costs, index)
+    return CostTable(offloaded(problem, part, costs) if part.any_of(*HOSTED) else costs, index)
 
 
 def _constants(problem: Problem, columns: LayoutColumns) -> LayoutCosts:

@@ -16,6 +16,7 @@ import numpy as np
 
 from milpplan.errors import IllegalPlanError
 from milpplan.problem import (
+    INSIDE_MOE,
     NO_MODULES,
     PAIRED_SCHEDULES,
     SPLIT_SCHEDULES,
@@ -328,6 +329,18 @@ def _job_rules(problem: Problem, layout: Layout) -> list[Legality]:
             f"ulysses divides cp, and tp x ulysses the heads of queries, keys and values (multiples of {heads})",
         ),
     ]
+    if layout.offload_modules != NO_MODULES:
+        inside = not {*layout.offload_modules.split("+")}.isdisjoint(INSIDE_MOE)
+        inside &= "moe" in layout.recompute_modules.split("+")
+        rules.append(
+            (
+                problem.prices_offload(layout.offload_modules) and not (layout.offload_activations or inside),
+                f"offload_modules={layout.offload_modules}, offload_activations={layout.offload_activations}, "
+                f"recompute_modules={layout.recompute_modules}",
+                "offload_activations=false, attn_proj beside core_attn, none inside a recomputed moe, and modules "
+                "of the model: " + (", ".join(problem.offload_modules) or "none here"),
+            )
+        )
     rules += [
         (
             hardware.host_memory is not None or not layout.offloads,

@@ -82,7 +82,7 @@ def _step_s(problem: Problem, plan: Plan, terms: Iterable[Term], times: int) -> 
     layout, used = plan.layout, [term for term in terms if term.used(problem, plan)]
     # Work is scaled before the transfers of the host are added beside it. With them, a replay that waits less than
     # the layer without a replay is a negative number, and its double exceeds the layer.
-    on_device = layout.model_copy(update=dict.fromkeys(OFFLOADS, False))
+    on_device = layout.model_copy(update=dict.fromkeys(OFFLOADS, False) | {"offload_modules": NO_MODULES})
     costs = layout_costs(problem, LayoutColumns.of([on_device])).at(0)
     bubble_fraction = 0.0
     for term in used:

@@ -350,6 +350,7 @@ def _switches(problem: Problem, base: dict[str, int]) -> Iterator[Layout]:
         "ulysses": range(1, base["cp"] + 1),
         "dp_replicate": range(1, base["dp"] + 1),
         "recompute_modules": problem.module_sets,
+        "offload_modules": problem.offload_sets,
     }
     switches = [
         dict(zip(EXECUTION, values, strict=True))

@@ -38,7 +38,7 @@ def with_execution(seed: int, names: tuple[str, ...] = EXECUTION, kind: str = "f
     opened = rng.sample(names, min(len(names), rng.choice((1, 2, 2, 3))))
     open_values: dict[str, Any] = {
         "tp_overlap": ("none", "ring", "pipelined"), "ulysses": None, "dp_replicate": None,
-        "recompute_modules": None, "expert_dispatch": EXPERT_DISPATCHES,
+        "recompute_modules": None, "expert_dispatch": EXPERT_DISPATCHES, "offload_modules": None,
     }  # fmt: skip
     values = {name: open_values.get(name, BOTH) for name in opened}
     device = problem.hardware.accelerator.memory_bytes

@@ -294,6 +294,7 @@ BROKEN: list[tuple[str, int, dict[str, Any]]] = [
         4,
         {"tp": 2, "dp": 2, "ep": 2, "etp": 2, "sequence_parallel": True, "expert_dispatch": "allgather"},
     ),
+    ("offload_modules_of_the_model", 0, {"dp": 2, "offload_modules": "attn_norm"}),
     ("kept_weights_need_zero_3", 0, {"dp": 2, "zero_stage": 2, "keep_weights": True}),
     ("micro_batch_divides_share_of_batch", 0, {"dp": 2, "micro_batch_size": 5}),
 ]

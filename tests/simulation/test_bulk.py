@@ -16,6 +16,7 @@ from milpplan.problem import (
     NodeGroup,
     Schedule,
     SizeCurve,
+    Space,
 )
 from milpplan.simulation import LayoutColumns
 from milpplan.simulation.bulk import lockstep, uniform_plan
@@ -40,6 +41,9 @@ def switched(random: np.random.Generator, problem: Problem, layout: Layout) -> L
     if layout.schedule not in SPLIT_SCHEDULES and problem.hardware.host_memory is not None:
         names = ("offload_weights", "offload_activations", "offload_optimizer")
         changes |= {name: bool(random.integers(4) == 0) for name in names}
+        if not changes["offload_activations"] and problem.offload_modules and random.integers(3) == 0:
+            named = problem.model_copy(update={"space": Space(offload_modules=None)}).offload_sets
+            changes["offload_modules"] = str(random.choice(named))
     if layout.ep > 1:
         changes["expert_dispatch"] = EXPERT_DISPATCHES[int(random.integers(4)) if layout.etp == 1 else 2]
     groups = [n for n in (1, 2, 3, 4) if layout.dp % n == layout.expert_dp % n == 0 and n < layout.dp]

@@ -59,6 +59,7 @@ from milpplan.launchers.settings import (
     known_settings,
     nested,
 )
+from milpplan.problem import NO_MODULES
 from milpplan.problem.huggingface.config import model_from_config
 from milpplan.problem.model import DenseMlp, GroupedQueryAttention, ModelSpec
 from milpplan.problem.plan import Layout, Plan
@@ -307,6 +308,7 @@ DEEPSPEED = config_capability(
         "keep_weights": Limit((False,), "it frees weights after the forward, by reuse distance and not by layer"),
         "pp_scatter_gather": Limit((False,), "there is no pipeline in its configuration"),
         "offload_weights": Limit((False,), f"{NO_STREAMS} (offload_param)"),
+        "offload_modules": Limit((NO_MODULES,), NO_STREAMS),
         "offload_activations": Limit((False,), f"{NO_STREAMS} (cpu_checkpointing)"),
         "offload_optimizer": Limit((False,), f"{NO_STREAMS} (offload_optimizer updates on the processor)"),
     },

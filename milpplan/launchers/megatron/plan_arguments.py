@@ -26,8 +26,10 @@ from milpplan.launchers.megatron.flags import (
 from milpplan.launchers.megatron.recomputation import (
     granularity_of,
     kept_notes,
+    offload_arguments,
     read_counts,
     read_modules,
+    read_offload,
     recompute_arguments,
 )
 from milpplan.launchers.megatron.rules import (
@@ -59,9 +61,10 @@ LACKS: dict[str, tuple[str, ...]] = {
     "core_v0.18.0": ("--dsa-kernel-backend",),
     "core_v0.17.0": ("--dsa-kernel-backend",),
     "core_v0.16.0": ("--dsa-kernel-backend",),
-    "core_v0.15.0": ("--dsa-kernel-backend", "--moe-shared-expert-gate"),
+    "core_v0.15.0": ("--dsa-kernel-backend", "--moe-shared-expert-gate", "--offload-modules"),
     "core_v0.14.0": (
         "--dsa-kernel-backend",
+        "--offload-modules",
         "--moe-shared-expert-gate",
         "--softmax-type",
         "--window-size",
@@ -132,13 +135,15 @@ def megatron_launch(problem: Problem, plan: Plan, version: str) -> Launch:
     """
     _check_expressible(problem, plan, version)
     layout, model, job = plan.layout, problem.model, problem.job
-    recompute = recompute_arguments(model, job, plan)
+    recompute = recompute_arguments(model, job, plan) | offload_arguments(plan)
     selective = "--recompute-modules" in recompute
     sections = (
         Section("MODEL_ARGS", f"The model: {model.name}.", _model(problem)),
         Section("PARALLEL_ARGS", "Degrees and the places of ranks.", _degrees(problem, layout)),
         Section(
-            "STAGE_ARGS", "Which layers are where, and what is recomputed.", _stages(problem, plan) | recompute
+            "STAGE_ARGS",
+            "Which layers are where, and what is recomputed.",
+            _stages(problem, plan) | recompute,
         ),
         Section("BATCH_ARGS", f"{layout.num_micro_batches} micro-batches a pipeline.", _batch(layout)),
         Section("STATE_ARGS", "Sharding of states, and what overlaps.", _states(problem, layout)),
@@ -322,14 +327,13 @@ def weight_flags(precision: PrecisionName) -> tuple[str, ...]:
 
 
 def _environment(layout: Layout) -> dict[str, str]:
-    """Set the number of device queues.
+    """Set the number of device queues, and what Transformer Engine offloads.
 
     A single queue keeps the order of communication and compute (training/arguments.py, validate_args);
-    Megatron-FSDP needs several.
+    Megatron-FSDP needs several. Without the other variable weights would be offloaded, too (validate_args).
     """
-    if layout.zero_stage in FSDP:
-        return {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}
-    return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    hosts = {} if layout.offload_modules == NO_MODULES else {"NVTE_CPU_OFFLOAD_V1": "1"}
+    return hosts | {"CUDA_DEVICE_MAX_CONNECTIONS": "8" if layout.zero_stage in FSDP else "1"}
 
 
 def _notes(problem: Problem, layout: Layout) -> tuple[str, ...]:
@@ -464,6 +468,7 @@ def plan_of(given: Arguments, world: int, model: ModelSpec, job: Job) -> Plan:
     sizes = sizes_of(given, world)
     modules = read_modules(given, model, job) if granularity_of(given) == "selective" else NO_MODULES
     layout = _layout(given, sizes, job, modules or NO_MODULES)
+    layout = layout.model_copy(update={"offload_modules": read_offload(given, model)})
     layers, wrong = stage_sizes(given, sizes.layers, sizes.pp)
     if wrong:
         raise InvalidInputError(

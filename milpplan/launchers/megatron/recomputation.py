@@ -12,6 +12,7 @@ from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.launchers.megatron.flags import Arguments, Values
 from milpplan.problem import (
     NO_MODULES,
+    OFFLOAD_MODULES,
     RECOMPUTE_MODULES,
     DenseMlp,
     Job,
@@ -109,6 +110,43 @@ def recompute_arguments(model: ModelSpec, job: Job, plan: Plan) -> dict[str, Val
             DO,
         )
     return _whole("block", number)
+
+
+def offload_arguments(plan: Plan) -> dict[str, Values]:
+    """Write the modules whose inputs lie on the host as arguments.
+
+    Raises:
+        IllegalPlanError: layers are recomputed wholly besides.
+    """
+    named = plan.layout.offload_modules
+    if named == NO_MODULES:
+        return {}
+    if any(stage.recompute.full for stage in plan.virtual_stages):
+        raise IllegalPlanError(
+            f"The plan keeps inputs of {named.replace('+', ', ')} on the host and recomputes layers wholly.",
+            "Expected selective recomputation or none: a checkpoint of a whole layer offloads its input alone "
+            "(core/transformer/transformer_layer.py).",
+            "Solve again with --fix recompute=none or --fix offload_modules=default.",
+        )
+    return {"--fine-grained-activation-offloading": (), "--offload-modules": tuple(named.split("+"))}
+
+
+def read_offload(given: Arguments, model: ModelSpec) -> str:
+    """Read the modules whose inputs lie on the host; those that no layer has change nothing.
+
+    Raises:
+        InvalidInputError: a module is not priced, or one flag is given without the other.
+    """
+    modules = set(given.texts("--offload-modules"))
+    strange = modules - set(OFFLOAD_MODULES)
+    if strange or bool(modules) != given.given("--fine-grained-activation-offloading"):
+        raise InvalidInputError(
+            f"Inputs of {', '.join(sorted(modules)) or 'none'} on the host (--offload-modules) are not priced.",
+            f"Expected --fine-grained-activation-offloading with modules of {', '.join(OFFLOAD_MODULES)}.",
+            "Change the modules.",
+        )
+    present = {name for run in model.layers for name in run.offload_modules}
+    return module_set(modules & present, OFFLOAD_MODULES)
 
 
 def _whole(method: str, number: int) -> dict[str, Values]:

@@ -575,6 +575,7 @@ MEGATRON_LIMITS = {
     ),
     "offload_weights": Limit((False,), _NO_HOST),
     "offload_activations": Limit((False,), _NO_HOST),
+    "offload_modules": Limit((NO_MODULES,), "modules on the host are written for Megatron-LM's own script alone"),
     "offload_optimizer": Limit((False,), f"{_NO_HOST} (--optimizer-cpu-offload updates on the processor)"),
     "rank_order": Limit(
         ("tp-cp-dp-pp", "tp-cp-pp-dp"),
@@ -584,7 +585,7 @@ MEGATRON_LIMITS = {
 MEGATRON = Capability(
     name="Megatron-LM",
     versions=("d98e8a64", *(f"core_v0.{minor}.0" for minor in range(19, 13, -1))),
-    limits=MEGATRON_LIMITS,
+    limits={name: limit for name, limit in MEGATRON_LIMITS.items() if name != "offload_modules"},
     rules=TRANSFORMER_ENGINE
     | {
         "indexers_need_sequence_parallelism": RowRule(

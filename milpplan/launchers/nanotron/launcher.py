@@ -46,7 +46,16 @@ from milpplan.launchers.records import Refusal, job_of
 from milpplan.launchers.scripts import HERE, defaults, header, torchrun_script
 from milpplan.launchers.settings import Settings, admitted, check_priced, nested
 from milpplan.launchers.shell.launch_text import load_yaml
-from milpplan.problem import DenseMlp, GroupedQueryAttention, Layout, ModelSpec, Plan, Problem, validated
+from milpplan.problem import (
+    NO_MODULES,
+    DenseMlp,
+    GroupedQueryAttention,
+    Layout,
+    ModelSpec,
+    Plan,
+    Problem,
+    validated,
+)
 from milpplan.problem.reading import shown
 
 _P, _M, _T = "parallelism", "model.model_config", "tokens"
@@ -370,6 +379,7 @@ NANOTRON = config_capability(
         "dp_replicate": NO_GROUPS,
         "pp_scatter_gather": Limit((False,), "its pipeline sends whole activations"),
         "offload_weights": Limit((False,), "it keeps nothing on the host"),
+        "offload_modules": Limit((NO_MODULES,), "it keeps nothing on the host"),
         "offload_activations": Limit((False,), "it keeps nothing on the host"),
         "offload_optimizer": Limit((False,), "it keeps nothing on the host"),
         "overlap_param_gather": Limit(

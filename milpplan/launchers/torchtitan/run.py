@@ -45,6 +45,7 @@ from milpplan.launchers.capabilities import (
 )
 from milpplan.launchers.expressible import Rules, model_differences
 from milpplan.problem import (
+    NO_MODULES,
     GroupedQueryAttention,
     LatentAttention,
     Layout,
@@ -542,6 +543,7 @@ TORCHTITAN = config_capability(
         "expert_dispatch": Limit(("default",), "the hardware's software says how tokens reach experts"),
         "pp_scatter_gather": Limit((False,), "PyTorch's pipeline sends whole activations"),
         "offload_weights": Limit((False,), NO_STREAMS),
+        "offload_modules": Limit((NO_MODULES,), NO_STREAMS),
         "offload_activations": Limit((False,), NO_STREAMS),
         "offload_optimizer": Limit((False,), f"{NO_STREAMS} (enable_cpu_offload updates on the processor)"),
     },

@@ -54,6 +54,7 @@ SWITCHES: Final = (
     "ulysses",
     "offload_weights",
     "offload_activations",
+    "offload_modules",
     "offload_optimizer",
     "dp_replicate",
     "keep_weights",

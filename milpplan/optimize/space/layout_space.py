@@ -480,7 +480,8 @@ class LayoutSpace:
         parts: dict[str, npt.NDArray[np.generic]] = {
             field.name: getattr(rows, field.name) for field in fields(LayoutColumns)
         }
-        for name in ("replica_micro_batches", "dp_replicate", "keep_weights", "expert_dispatch"):
+        later = ("replica_micro_batches", "dp_replicate", "keep_weights", "expert_dispatch", "offload_modules")
+        for name in later:
             # Spaces without them keep the digest of earlier certificates.
             if (parts[name] == column_value(name, DEFAULTS[name])).all():
                 del parts[name]

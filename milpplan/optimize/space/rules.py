@@ -35,6 +35,7 @@ from milpplan.optimize.space.layout_space import (
 )
 from milpplan.problem import (
     MODULE_SETS,
+    OFFLOAD_SETS,
     PAIRED_SCHEDULES,
     RANK_ORDERS,
     SCHEDULES,
@@ -61,7 +62,7 @@ from milpplan.simulation import (
     unique_rows,
 )
 from milpplan.simulation.layers.layer_time import has_own_times
-from milpplan.simulation.layout_columns import DEFAULTS, OFFLOADS, WORDS, constant
+from milpplan.simulation.layout_columns import DEFAULTS, HOSTED, WORDS, constant, hosts_apart, priced_sets
 from milpplan.simulation.network import placement, transfer_s
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
 
 EXECUTION = (
     *("tp_overlap", "pp_scatter_gather", "gather_again", "recompute_vision", "recompute_modules", "ulysses"),
-    *(*OFFLOADS, "dp_replicate", "keep_weights", "expert_dispatch"),
+    *(*HOSTED, "dp_replicate", "keep_weights", "expert_dispatch"),
 )
 NO_TILES, RING, PIPELINED = map(TP_OVERLAPS.index, ("none", "ring", "pipelined"))
 
@@ -89,18 +90,12 @@ def switch_values(problem: Problem, name: str) -> Sequence[int | str]:
     values: tuple[int | str, ...] | None = getattr(problem.space, name)
     if values is not None:
         return values
+    if name == "offload_modules":
+        return problem.offload_sets
     if name == "dp_replicate":
         return range(1, max(problem.job.num_gpus_values) + 1)
     heads = problem.model.common_heads
     return [number for number in range(1, heads + 1) if heads % number == 0]
-
-
-def _priced_modules(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
-    """Require modules that some layer has, none inside another, and inputs that are gathered again."""
-    chosen, priced = c["recompute_modules"], np.zeros(len(MODULE_SETS), dtype=bool)
-    for number in np.flatnonzero(np.bincount(chosen)).tolist():
-        priced[number] = problem.prices_modules(MODULE_SETS[number])
-    return np.asarray(priced[chosen] & ((chosen == 0) | (c["gather_again"] == 1)))
 
 
 def asked_switches(problem: Problem) -> dict[str, IntArray]:
@@ -116,7 +111,7 @@ def asked_switches(problem: Problem) -> dict[str, IntArray]:
 
 def offloads_asked(problem: Problem) -> bool:
     """Return True if layouts of a problem may offload to the host."""
-    return any(name in OFFLOADS for name in asked_switches(problem))
+    return any(name in HOSTED for name in asked_switches(problem))
 
 
 def default_switches(columns: Mapping[str, IntArray]) -> dict[str, IntArray]:
@@ -129,7 +124,7 @@ def default_switches(columns: Mapping[str, IntArray]) -> dict[str, IntArray]:
 def offloads(c: Mapping[str, IntArray]) -> BoolArray:
     """Mask the rows that offload to the host; a table that lacks a switch has it off."""
     length = len(next(iter(c.values())))
-    return np.asarray(sum((c[name] for name in OFFLOADS if name in c), np.zeros(length, dtype=np.int64)) > 0)
+    return np.asarray(sum((c[name] for name in HOSTED if name in c), np.zeros(length, dtype=np.int64)) > 0)
 
 
 def _states_fit_the_host(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
@@ -186,7 +181,10 @@ EXECUTION_RULES: dict[str, Rule] = {
     ),
     "kept_gathered_needs_sequence_parallel": lambda p, c: (c["gather_again"] == 1) | (c["sequence_parallel"] == 1),
     "recomputed_vision_needs_images": lambda p, c: (c["recompute_vision"] == 0) | p.recomputes_vision,
-    "recompute_modules_of_the_model": _priced_modules,
+    "recompute_modules_of_the_model": lambda p, c: (
+        priced_sets(c["recompute_modules"], MODULE_SETS, p.prices_modules)
+        & ((c["recompute_modules"] == 0) | (c["gather_again"] == 1))
+    ),
     "scatter_gather_needs_whole_activations": lambda p, c: (
         (c["pp_scatter_gather"] == 0) | ((c["tp"] > 1) & (c["pp"] > 1) & (c["sequence_parallel"] == 0))
     ),
@@ -199,6 +197,9 @@ EXECUTION_RULES: dict[str, Rule] = {
     "inference_offloads_weights_alone": lambda p, c: (
         np.full(len(c["tp"]), not p.inference)
         | ((c["offload_activations"] == 0) & (c["offload_optimizer"] == 0) & (c["gather_again"] == 1))
+    ),
+    "offload_modules_of_the_model": lambda p, c: (
+        priced_sets(c["offload_modules"], OFFLOAD_SETS, p.prices_offload) & hosts_apart(c)
     ),
     "offload_needs_host_memory": lambda p, c: (
         all(hardware.host_memory is not None for hardware in p.node_types) | ~offloads(c)
@@ -306,8 +307,7 @@ _IS_V = np.isin(SCHEDULES, list(V_SCHEDULES))
 
 def max_virtual_stages(problem: Problem) -> int:
     """Return the maximum number of virtual stages: in the free space the first and the last may be empty."""
-    layers = problem.model.num_layers
-    return layers + 2 if problem.space.kind == "free" else layers
+    return problem.model.num_layers + 2 * (problem.space.kind == "free")
 
 
 def _splits_evenly(problem: Problem, stages: IntArray) -> BoolArray:

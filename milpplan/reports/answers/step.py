@@ -168,6 +168,8 @@ def execution_words(plan: Plan) -> Iterator[str]:
     if layout.keep_weights:
         yield "weights stay gathered until the backward"
     parts = [name for name in ("weights", "activations", "optimizer") if getattr(layout, f"offload_{name}")]
+    if layout.offload_modules != NO_MODULES:
+        parts.append(f"inputs of {layout.offload_modules.replace('+', ', ')}")
     if parts:
         yield f"on the host: {', '.join(parts)}"
 

@@ -268,6 +268,8 @@ def _switches(layout: Layout) -> Iterator[str]:
     if layout.tp_overlap != "none":
         yield f"Tensor-parallel messages travel in tiles beside the products ({layout.tp_overlap})."
     host = [name for name in ("weights", "activations", "optimizer") if getattr(layout, f"offload_{name}")]
+    if layout.offload_modules != NO_MODULES:
+        host.append(f"inputs of {layout.offload_modules.replace('+', ', ')}")
     if host:
         yield f"In the memory of the host: {', '.join(host)}."
 
@@ -306,7 +308,8 @@ DEGREES: Final = (
     *("num_gpus", "global_batch_size", "tp", "cp", "ep", "etp", "pp", "vpp", "dp", "micro_batch_size"),
     *("zero_stage", "schedule", "sequence_parallel", "overlap_grad_reduce", "overlap_param_gather"),
     *("tp_overlap", "pp_scatter_gather", "gather_again", "recompute_vision", "recompute_modules", "ulysses"),
-    *("offload_weights", "offload_activations", "offload_optimizer", "dp_replicate", "keep_weights"),
+    *("offload_weights", "offload_activations", "offload_modules", "offload_optimizer", "dp_replicate"),
+    "keep_weights",
     *("expert_dispatch", "rank_order", "node_order"),
 )
 
@@ -380,8 +383,8 @@ def narrowings(space: Space) -> list[str]:
             continue
         value = getattr(space, name)
         is_free = value is None and getattr(default, name) is not None
-        if name == "recompute_modules" and is_free:
-            narrowed.append("a chain of recompute_modules")
+        if name in ("recompute_modules", "offload_modules") and is_free:
+            narrowed.append(f"a chain of {name}")
         elif is_free or (name == "rank_order" and set(value) == set(RANK_ORDERS)):
             narrowed.append(f"any {name}")
         elif value is not None and value != getattr(default, name):

@@ -24,6 +24,7 @@ from milpplan.errors import InvalidInputError
 from milpplan.problem import (
     EXPERT_DISPATCHES,
     MODULE_SETS,
+    OFFLOAD_SETS,
     SCHEDULES,
     V_SCHEDULES,
     Layout,
@@ -51,6 +52,7 @@ from milpplan.simulation import (
 from milpplan.simulation.bulk.lockstep import Work, repeats, work_ends
 from milpplan.simulation.bulk.peak_memory import chunk_classes, peak_bytes
 from milpplan.simulation.layers import Term
+from milpplan.simulation.layout_columns import hosts_apart, priced_sets
 from milpplan.simulation.layout_costs import layout_costs
 from milpplan.simulation.network import placement
 from milpplan.simulation.pipeline.step_graph import (
@@ -509,8 +511,11 @@ def _rules(problem: Problem, c: LayoutColumns) -> Iterator[BoolArray]:
     yield job.sequence_length % c.cp == 0
     heads = problem.model.common_heads
     if c.any_of("recompute_modules"):
-        priced = np.array([problem.prices_modules(modules) for modules in MODULE_SETS])
-        yield priced[c.recompute_modules] & ((c.recompute_modules == 0) | c.gather_again)
+        priced = priced_sets(c.recompute_modules, MODULE_SETS, problem.prices_modules)
+        yield priced & ((c.recompute_modules == 0) | c.gather_again)
+    if c.any_of("offload_modules"):
+        yield priced_sets(c.offload_modules, OFFLOAD_SETS, problem.prices_offload)
+        yield hosts_apart(c.mapping)
     yield (c.ulysses == 1) | ((c.cp % c.ulysses == 0) & (heads % (c.tp * c.ulysses) == 0))
     experts = [kind.mlp.num_experts for kind in problem.model.kinds if isinstance(kind.mlp, MixtureOfExperts)]
     expert_ranks = c.ep * c.etp
@@ -520,7 +525,7 @@ def _rules(problem: Problem, c: LayoutColumns) -> Iterator[BoolArray]:
         yield number % c.ep == 0
     if experts and c.any_of("rank_order"):
         yield placement.stages_agree(c.mapping)
-    offloads = c.offload_weights | c.offload_activations | c.offload_optimizer
+    offloads = c.offload_weights | c.offload_activations | c.offload_optimizer | (c.offload_modules > 0)
     yield ~offloads | (problem.hardware.host_memory is not None)
     yield ~offloads | ~c.split_backward
     yield (c.expert_dispatch != EXPERT_DISPATCHES.index("allgather")) | (c.etp == 1)

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 from milpplan.library import lazy_exports
 
 if TYPE_CHECKING:
-    from milpplan.simulation.layers.activations import head_deferred_bytes, layer_activations, layer_deferred_bytes
+    from milpplan.simulation.layers.activations import (
+        head_deferred_bytes,
+        hosted_module_bytes,
+        layer_activations,
+        layer_deferred_bytes,
+    )
     from milpplan.simulation.layers.embedding_and_head import copied_embedding, embedding_endpoint, head_endpoint
     from milpplan.simulation.layers.kernels import (
         attention_backward_s,

@@ -30,6 +30,7 @@ from milpplan.problem import (
     LinearRecurrence,
     MixtureOfExperts,
     NoBlock,
+    OffloadModule,
     Problem,
     RecomputeModule,
 )
@@ -153,6 +154,48 @@ def _module_bytes(shard: Shard, kind: LayerRun) -> FloatArray:
         dropped["mlp"] = _dense(shard, mlp)[0] + copies
     named = [np.where(shard.columns.recomputes(name), dropped[name], 0.0) for name in kind.recompute_modules]
     return np.asarray(np.sum([np.zeros_like(tokens), *named], axis=0))
+
+
+def hosted_module_bytes(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> FloatArray:
+    """Count the bytes of a layer that ``Layout.offload_modules`` keeps on the host, by recompute mode [MODES, n].
+
+    Inputs of modules: of norms before latent attention and experts 2 u h/r; of the projections their input, with
+    the norm's where one product has both, or the latent vectors; queries, keys and values; outputs of attention;
+    rows of experts, and their gate and up products. Selective recomputation drops some of them by itself; full
+    recomputation keeps none. Outputs of attention that are sent and stay on the device do not count (**lower**).
+
+    Source: Megatron-LM at d98e8a64, core/transformer/transformer_layer.py, attention.py, multi_latent_attention.py
+    and moe/experts.py (``off_interface``).
+    """
+    shard, mixer, mlp = Shard.of(problem, columns), kind.attention, kind.mlp
+    tokens, named, zeros = shard.tokens, columns.recompute_modules > 0, np.zeros(len(columns))
+    stream = BF16_BYTES * tokens * shard.hidden / shard.sequence_tp
+    norm_output = shard.operand_bytes * tokens * shard.hidden / shard.sequence_tp
+    sizes: dict[OffloadModule, FloatArray] = {"attn_norm": stream, "mlp_norm": stream}
+    dropped: dict[OffloadModule, FloatArray] = {}
+    if isinstance(mixer, GroupedQueryAttention):
+        heads = mixer.num_attention_heads / shard.tp
+        sizes["qkv_linear"] = stream + norm_output
+        dropped["qkv_linear"] = np.where(named, 0.0, norm_output)
+        sizes["core_attn"] = BF16_BYTES * tokens * (heads * mixer.head_dim + key_value_widths(mixer, shard.tp)[1])
+        sizes["attn_proj"] = BF16_BYTES * tokens * heads * mixer.value_dim
+    if isinstance(mixer, LatentAttention):
+        heads = mixer.num_attention_heads / shard.tp
+        normed = (mixer.q_lora_rank or 0) + mixer.kv_lora_rank + mixer.qk_rope_head_dim
+        sizes["qkv_linear"] = norm_output + 2 * BF16_BYTES * tokens * normed / shard.sequence_tp
+        dropped["qkv_linear"] = np.where(named & ~columns.recomputes("layernorm"), 0.0, norm_output)
+        expanded = 2 * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim) + mixer.v_head_dim
+        sizes["core_attn"] = BF16_BYTES * tokens * heads * expanded
+        dropped["core_attn"] = np.where(named & ~columns.recomputes("mla_up_proj"), 0.0, sizes["core_attn"])
+        sizes["attn_proj"] = BF16_BYTES * tokens * heads * mixer.v_head_dim
+    if isinstance(mlp, MixtureOfExperts):
+        rows, width = routed_rows(shard, mlp), mlp.intermediate_size / shard.columns.etp
+        sizes["expert_fc1"] = shard.operand_bytes * rows * (mlp.latent_size or shard.hidden)
+        sizes["moe_act"] = BF16_BYTES * rows * (2 if mlp.gated else 1) * width
+    chosen = [(name, columns.offloads(name)) for name in kind.offload_modules]
+    kept = sum((np.where(on, sizes[name], 0.0) for name, on in chosen), zeros)
+    gone = sum((np.where(on, dropped.get(name, 0.0), 0.0) for name, on in chosen), zeros)
+    return np.stack([kept, kept - gone, zeros])
 
 
 def _mixer_workspace(shard: Shard, kind: LayerRun) -> FloatArray:
