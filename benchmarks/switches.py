@@ -485,6 +485,13 @@ def memory_parts() -> tuple[Part, ...]:
             CORE + "test_optimum_is_that_of_brute_force",
         ),
         Part(
+            "activations on the host by module",
+            (),
+            NOT_FOUND,
+            opened("Llama-3 70B, 32 GB200, 64 x 32,768", gb200, offload_modules=None),
+            "tests/training/test_offload_modules.py::test_optimum_is_that_of_brute_force",
+        ),
+        Part(
             "optimizer states on the host",
             (
                 Figure(
