@@ -1,6 +1,6 @@
 """How near steps of several lengths are proved in jobs that nobody chose.
 
-    python -m benchmarks.length_draws [--number 36] [--seed 23] [--far] [--time-limit 30] [--write]
+    python -m benchmarks.length_draws [--number 36] [--seed 23] [--far] [--time-limit 30]
 
 Models, clusters, laws and longest lengths of ``benchmarks.length_jobs``, in combinations that a seed gives. Each
 job is solved once over the whole space: at most two strategies in turn, or degrees side by side. Times are of idle
@@ -14,8 +14,7 @@ import argparse
 import random
 
 from benchmarks.length_jobs import ALIGNMENT, Case, K, Law, LogNormalLaw, ParetoTail, Wikipedia
-from benchmarks.lengths import DOCUMENT, GAP, MAX_STRATEGIES, strategies
-from benchmarks.tables import markdown_table, replace_section
+from benchmarks.lengths import GAP, MAX_STRATEGIES, strategies
 from milpplan import solve_lengths
 from milpplan.lengths.records import LengthsResult
 
@@ -76,13 +75,12 @@ def summary(gaps: list[float]) -> str:
 
 
 def main() -> None:
-    """Solve the jobs, and print or write the table."""
+    """Solve the jobs, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--number", type=int, default=36, help="jobs (36)")
     parser.add_argument("--seed", type=int, default=23, help="of the draw (23)")
     parser.add_argument("--far", action="store_true", help="the jobs that were farthest from a proof instead")
     parser.add_argument("--time-limit", type=float, default=30.0, help="seconds a job (30)")
-    parser.add_argument("--write", action="store_true", help="replace its table in benchmarks/results/lengths.md")
     words = parser.parse_args()
     if words.number < 1:
         parser.error("one job at least is expected for --number")
@@ -94,9 +92,6 @@ def main() -> None:
         rows.append(row(case, result))
         print(" | ".join(rows[-1]), flush=True)
     print(f"\n{summary(gaps)}")
-    if words.write:
-        section = "far" if words.far else "drawn"
-        replace_section(DOCUMENT, section, f"{summary(gaps)}\n\n{markdown_table(HEADER, rows)}")
 
 
 if __name__ == "__main__":

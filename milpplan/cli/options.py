@@ -651,6 +651,17 @@ UnlikeReplicas = Annotated[
         rich_help_panel=LENGTHS,
     ),
 ]
+Megatron = Annotated[
+    Path | None,
+    typer.Option(
+        "--megatron",
+        metavar="DIR",
+        help="With --fix recompute=MODE: write a scheduler for Megatron-LM's hybrid context parallelism into a "
+        "directory.",
+        show_default=False,
+        rich_help_panel=LENGTHS,
+    ),
+]
 Hetu = Annotated[
     Path | None,
     typer.Option(

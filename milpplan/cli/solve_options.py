@@ -244,6 +244,8 @@ class LengthOptions:
     """Allow heterogeneous replicas."""
     hetu: o.Hetu = None
     """Directory for the files of HotSPa's runtime."""
+    megatron: o.Megatron = None
+    """Directory for a scheduler of Megatron-LM's hybrid context parallelism."""
     seed: o.Seed = 1
     """Seed of lengths that are drawn."""
 
@@ -289,6 +291,7 @@ def are_asked(asked: LengthOptions) -> bool:
         "--turns-only": asked.side_by_side is False,
         "--unlike-replicas": asked.unlike_replicas,
         "--hetu": asked.hetu,
+        "--megatron": asked.megatron,
     }
     given += [name for name, value in switches.items() if value]
     if given and asked.lengths is None:

@@ -29,7 +29,10 @@ _Result = TypeVar("_Result")
 class _Counter(threading.local):
     """Counted work of one thread in whole ns, so that sums do not depend on what came before."""
 
-    ns: int = 0
+    def __init__(self) -> None:
+        self.ns = 0
+        # Cached results that the current solve has counted.
+        self.counted: set[Hashable] = set()
 
 
 _COUNTER: Final = _Counter()
@@ -51,7 +54,8 @@ def spend_measured() -> Iterator[None]:
 
 
 def counted_cache(function: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Return the function with a cache of its results, where a cached result counts as its first computation."""
+    """Return the function with a cache of its results, of which every solve counts each once, as when it was
+    computed."""
 
     @lru_cache(maxsize=4096)
     def computed(*arguments: Hashable) -> tuple[_Result, int]:
@@ -61,9 +65,10 @@ def counted_cache(function: Callable[..., _Result]) -> Callable[..., _Result]:
 
     @wraps(function)
     def cached(*arguments: Hashable) -> _Result:
-        before = _COUNTER.ns
+        before, key = _COUNTER.ns, (function, arguments)
         result, spent_ns = computed(*arguments)
-        _COUNTER.ns = before + spent_ns
+        _COUNTER.ns = before + (0 if key in _COUNTER.counted else spent_ns)
+        _COUNTER.counted.add(key)
         return result
 
     return cached
@@ -80,7 +85,9 @@ class Deadline:
 
     @staticmethod
     def after(seconds: float) -> Deadline:
-        """Return the deadline after so many counted seconds, and as many seconds of time."""
+        """Return the deadline of a solve that begins now: after so many counted seconds, and as many seconds of
+        time."""
+        _COUNTER.counted = set()
         return Deadline(_COUNTER.ns + _ns(seconds), time.perf_counter() + seconds)
 
     @property

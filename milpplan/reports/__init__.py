@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from milpplan.library import lazy_exports
 
 if TYPE_CHECKING:
+    from milpplan.reports.answers.lengths import lengths_document
     from milpplan.reports.chrome_trace import lengths_in, lengths_trace
     from milpplan.reports.files import write_whole
     from milpplan.reports.terminal import terminal_text

@@ -4,6 +4,7 @@ registry has the core alone."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import typing
@@ -12,11 +13,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from packaging.version import Version
 from typing_extensions import override
 
+from milpplan import Job, Problem, Space, load_hardware, load_model, solve_lengths, workload_of
 from milpplan.launchers.megatron.rules import MEGATRON
+from milpplan.lengths.dispatch import HybridSchedule
+from milpplan.reports import lengths_document
 from tests.frameworks.absent import hopper
 from tests.frameworks.jobs import Case, all_cases, all_full, best_cases, differing, exported_case, torchrun_words
 from tests.launchers.cases import NAMED
@@ -146,3 +151,120 @@ def test_it_refuses_what_its_rules_forbid(tmp_path: Path, monkeypatch: pytest.Mo
     plain = [word for word in words if word not in ("--use-distributed-optimizer", "--use-megatron-fsdp")]
     with pytest.raises(AssertionError):
         validated([*plain, "--overlap-param-gather"], variables, gpus, monkeypatch)
+
+
+class _Ranks:
+    """As many ranks of data and context parallelism."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def size(self) -> int:
+        """Their number."""
+        return self.number
+
+
+def _times_s(schedule: HybridSchedule, groups: list[list[list[int]]], lengths: dict[int, int]) -> float:
+    """Of groups that barriers separate, without reduction and finish: each waits for its slowest rank."""
+    family, total = schedule.family, 0.0
+    member_of = dict(zip(family.degrees, family.members, strict=True))
+    quantum, width = family.pool.load.token_quantum, len(family.pool.load.lengths)
+
+    def seconds(length: int, degree: int) -> float:
+        row = np.eye(1, width, -(-length // quantum) - 1, dtype=np.int64)
+        return float(family.timer(member_of[degree]).phases(row).sum()) / 1e9
+
+    for ranks in groups:
+        degrees = Counter(sample for rank in ranks for sample in rank)
+        total += max(sum(seconds(lengths[sample], degrees[sample]) for sample in rank) for rank in ranks)
+    return total
+
+
+def test_its_loop_runs_a_planned_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program that is written puts a scheduler into the place of its own; its checks take the arguments. Its
+    loop for hybrid context parallelism, rank by rank, runs every sequence on the ranks and with the degree that
+    were planned, in one group; its own scheduler's groups take longer."""
+    import torch
+    from megatron.core.datasets import data_schedule
+    from megatron.core.pipeline_parallel import hybrid_cp_schedule, schedules
+
+    problem = Problem(
+        model=load_model("llama2-7b"),
+        hardware=load_hardware("dgx-a100-80"),
+        job=Job(num_gpus=16, global_batch_size=1, sequence_length=128),
+        space=Space(recompute=("none",)),
+    )
+    tokens = [700, 1500, 9000] * 20 + [20_000]
+    result = solve_lengths(problem, workload_of(np.array(tokens), 128), 128, 1, 0.05, 10.0, "highs")
+    schedule = HybridSchedule(problem, result)
+    for name, text in schedule.files(lengths_document(result)).items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    own = data_schedule.BalancedCPScheduler
+    monkeypatch.setattr(data_schedule, "BalancedCPScheduler", own)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    program = import_module("hybrid_cp")
+    words = (tmp_path / "arguments.txt").read_text(encoding="utf-8").split()
+    longest = int(words[words.index("--max-seqlen-per-dp-cp-rank") + 1])
+
+    samples = list(enumerate(tokens))
+    planner = data_schedule.BalancedCPScheduler(max_seq_len_per_rank=longest, dp_cp_group=_Ranks(16))
+    assert type(planner) is program.PlannedCPScheduler
+    with pytest.raises(ValueError, match="16"):
+        program.PlannedCPScheduler(longest, _Ranks(8)).get_groups_and_subsamples(samples, None)
+    lengths, groups = planner.get_groups_and_subsamples(samples, None)
+    assert [[[tokens[sample] for sample in rank] for rank in ranks] for ranks in groups] == lengths
+    # One short sequence, which leaves ranks without any, is left to its own scheduler.
+    own_groups = own(longest, _Ranks(16)).get_groups_and_subsamples([(0, 300)], None)
+    assert planner.get_groups_and_subsamples([(0, 300)], None) == own_groups
+
+    ran: list[list[tuple[int, int]]] = []
+    for name in ("barrier", "broadcast"):
+        monkeypatch.setattr(torch.distributed, name, lambda *_, **__: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
+    tensor = torch.tensor
+    on_cpu = {"device": "cpu"}
+    monkeypatch.setattr(torch, "tensor", lambda *a, **k: tensor(*a, **(k | (on_cpu if "device" in k else {}))))
+    state = hybrid_cp_schedule.parallel_state
+    for name in ("tensor_model_parallel_src_rank", "tensor_model_parallel_group", "data_parallel_group"):
+        monkeypatch.setattr(state, f"get_{name}", lambda *_, **__: None)
+    monkeypatch.setattr(state, "get_tensor_model_parallel_rank", lambda: 0)
+
+    def forward_step(_: Any, data: Any, *rest: Any, **more: Any) -> tuple[Any, Any]:
+        sample = next(data)
+        degree = int(sample["local_cp_size"])
+        # Versions before 0.19 read it from the sample alone.
+        assert more.get("cp_group_size", degree) == degree
+        ran[-1].append((sample["number"], degree))
+        return None, tensor(1)
+
+    monkeypatch.setattr(schedules, "forward_step", forward_step)
+    monkeypatch.setattr(schedules, "backward_step", lambda *_, **__: None)
+    batch = {sample: {"number": sample} for sample, _ in samples}
+    for rank in range(16):
+        ran.append([])
+        monkeypatch.setattr(state, "get_data_parallel_rank", lambda rank=rank, **_: rank)
+        hybrid_cp_schedule.hybrid_context_parallel_forward_backward(
+            *(None, iter([(batch, groups)]), None, 1, None, None, [], None, False, False, False),
+            *(contextlib.nullcontext, 0, lambda *_: False, None),
+        )
+    degrees = Counter(sample for rank in ran for sample, _ in rank)
+    assert set(degrees) == set(batch)
+    assert all(degree == degrees[sample] for rank in ran for sample, degree in rank)
+    assert [[sample for sample, _ in rank] for rank in ran] == groups[0]
+    assert len(set(degrees.values())) > 1
+
+    numbered = dict(samples)
+    best_own_s = min(
+        _times_s(schedule, own(size, _Ranks(16)).get_groups_and_subsamples(samples, None)[1], numbered)
+        for size in (2048, 4096, longest)
+    )
+    assert _times_s(schedule, groups, numbered) < best_own_s
+
+    model = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --position-embedding-type rope"
+    data = "--seq-length 20480 --max-position-embeddings 20480 --mock-data --tokenizer-type NullTokenizer"
+    others = "--vocab-size 32000 --global-batch-size 64 --bf16 --train-iters 2 --lr 1e-4 --min-lr 0"
+    given = [*words, *f"{model} {data} {others} --no-gradient-accumulation-fusion".split()]
+    args, _ = validated(given, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, 16, monkeypatch)
+    assert args.hybrid_context_parallel
+    assert args.data_parallel_size == schedule.num_ranks
+    assert args.max_seqlen_per_dp_cp_rank == longest

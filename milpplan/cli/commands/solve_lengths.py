@@ -12,6 +12,7 @@ from milpplan.cli.outcome import OF_STATUS, ExitCode, emit, say, show_blocks
 from milpplan.cli.solve_options import DEFAULTS, LengthOptions, SolveWords, are_asked
 from milpplan.errors import InvalidInputError
 from milpplan.lengths import LengthsResult, bucketed, check_model, least_padding
+from milpplan.lengths.dispatch import HybridSchedule, check_runtime
 from milpplan.lengths.hotspa_export import hotspa_step
 from milpplan.lengths.solve_lengths import solve_lengths as solve_step
 from milpplan.lengths.workload import (
@@ -120,6 +121,9 @@ def answer_lengths(words: SolveWords, options: LengthOptions) -> ExitCode:
     if options.hetu is not None:
         _check_hetu(options, problem)
         make_directory(options.hetu, "--hetu")
+    if options.megatron is not None:
+        _check_megatron(options, problem)
+        make_directory(options.megatron, "--megatron")
     strategies = DEFAULT_STRATEGIES if options.max_strategies is None else options.max_strategies
     seconds = DEFAULT_TIME_LIMIT_S if words.time_limit is None else words.time_limit
     with interrupts.leaving():
@@ -156,6 +160,8 @@ def _print(
         say(f"Written to {out}.")
     if options.hetu is not None:
         _write_hetu(problem, result, options.hetu)
+    if options.megatron is not None:
+        _write_megatron(problem, result, options.megatron)
     return OF_STATUS[result.status]
 
 
@@ -189,3 +195,40 @@ def _write_hetu(problem: Problem, result: LengthsResult, folder: Path) -> None:
         say(f"Written to {path}.")
     for note in step.notes:
         say(f"Note: {note}")
+
+
+def _check_megatron(options: LengthOptions, problem: Problem) -> None:
+    """Refuse, before the search, a space whose steps Megatron-LM's hybrid context parallelism cannot run."""
+    check_runtime(problem)
+    needed = {
+        "strategies in turn only": ("no --turns-only", options.side_by_side is False),
+        "padding": ("no --padding", options.padding),
+        "unlike replicas": ("no --unlike-replicas", options.unlike_replicas),
+    }
+    wrong = {what: help_ for what, (help_, is_wrong) in needed.items() if is_wrong}
+    if wrong:
+        raise InvalidInputError(
+            f"--megatron is given, and the space has {' and '.join(wrong)}.",
+            "Expected packed degrees side by side: the runtime runs nothing else.",
+            f"Solve with {', '.join(wrong.values())}.",
+        )
+
+
+def _write_megatron(problem: Problem, result: LengthsResult, folder: Path) -> None:
+    """Write the scheduler for Megatron-LM, and print what its micro-batches cost."""
+    if not result.is_side_by_side:
+        say("Note: the best step has no degrees side by side, so nothing is written for Megatron-LM.")
+        return
+    schedule = HybridSchedule(problem, result)
+    lengths = [length for group in result.groups for length, count in group.buckets for _ in range(count)]
+    files = {folder / name: text for name, text in schedule.files(lengths_document(result)).items()}
+    for path in files:
+        check_writable(path)
+    for path, text in files.items():
+        write_whole(path, text)
+        say(f"Written to {path}.")
+    planned_s, alone_s = schedule.times_s(lengths)
+    say(
+        f"Note: Megatron-LM runs every sequence as a micro-batch of its own: {alone_s:.3f} s for these sequences. "
+        f"A dispatcher with larger micro-batches takes {planned_s:.3f} s."
+    )

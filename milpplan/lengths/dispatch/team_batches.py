@@ -74,11 +74,12 @@ class TeamBatches:
 
     def planned(self, lengths: IntArray, *, thorough: bool = False) -> PlannedBatch:
         """Plan the batch of sequences of padded ``lengths`` [n], if ``thorough`` by a search."""
-        length_indices = lengths // self.alignment - 1
-        counts = np.bincount(length_indices, minlength=len(self.family.pool.load.lengths)).astype(np.int64)
-        present = np.flatnonzero(counts)
-        step, bound_ns = self._searched(counts) if thorough else self._quick(counts, present)
-        places = length_indices if thorough else np.searchsorted(present, length_indices)
+        if thorough:
+            places = lengths // self.alignment - 1
+            counts = np.bincount(places, minlength=len(self.family.pool.load.lengths)).astype(np.int64)
+            step, bound_ns = self._searched(counts)
+        else:
+            step, places, bound_ns = self._bounded(lengths)
         members = self.family.pool.members
         return PlannedBatch(
             tuple(members[member].candidate.name for member in step.order),
@@ -87,24 +88,42 @@ class TeamBatches:
             math.floor(min(bound_ns, step.time_ns)),
         )
 
+    def step_of(self, lengths: IntArray) -> tuple[TeamStep, IntArray]:
+        """Return the step of a batch of sequences of padded ``lengths`` [n], and the index of each one's length in
+        it, [n]."""
+        present, places = np.unique(lengths // self.alignment - 1, return_inverse=True)
+        counts = np.bincount(places).astype(np.int64)
+        return self._quick(self._family_of(present, counts)), places
+
     def _searched(self, counts: IntArray) -> tuple[TeamStep, float]:
         pool = self.family.pool
         load = replace(pool.load, counts=counts)
         return plan_family(replace(self.family, pool=replace(pool, load=load)), _FIRST, _LATER, _GAP)
 
-    def _quick(self, counts: IntArray, present: IntArray) -> tuple[TeamStep, float]:
-        """Plan the batch with tables of the lengths that are ``present`` only."""
+    def _family_of(self, present: IntArray, counts: IntArray) -> Family:
+        """Return the family with tables of the lengths that are ``present`` only, with their ``counts``."""
         pool = self.family.pool
-        load = replace(pool.load, lengths=pool.load.lengths[present], counts=counts[present])
+        load = replace(pool.load, lengths=pool.load.lengths[present], counts=counts)
         timers = {member: self.family.timer(member).for_lengths(present) for member in self.family.members}
-        family = Family(replace(pool, load=load), self.family.members, timers)
-        lines_of = {
-            degree: [line.for_lengths(present) for line in degree_lines]
-            for degree, degree_lines in self.lines.items()
-        }
-        step = quick_step(family, lines_of)
-        shared = self.tables.for_lengths(present).shared(load.counts.astype(np.float64), step.time_ns, _BUNCHES)
-        return step, shared.bound_ns
+        return Family(replace(pool, load=load), self.family.members, timers)
+
+    def _quick(self, family: Family) -> TeamStep:
+        """Plan the batch of a family."""
+        present = family.pool.load.lengths // self.alignment - 1
+        return quick_step(
+            family,
+            {
+                degree: [line.for_lengths(present) for line in degree_lines]
+                for degree, degree_lines in self.lines.items()
+            },
+        )
+
+    def _bounded(self, lengths: IntArray) -> tuple[TeamStep, IntArray, float]:
+        """Return ``step_of`` and a lower bound of all steps of the batch in ns."""
+        step, places = self.step_of(lengths)
+        load = step.family.pool.load
+        tables = self.tables.for_lengths(load.lengths // self.alignment - 1)
+        return step, places, tables.shared(load.counts.astype(np.float64), step.time_ns, _BUNCHES).bound_ns
 
 
 def _indexed(step: TeamStep, places: IntArray) -> tuple[MicroBatches, ...]:
