@@ -537,8 +537,8 @@ def job_parts() -> tuple[Part, ...]:
             "Muon",
             (
                 Figure(
-                    "Moonlight, % of forward and backward that the optimizer takes (1 to 3 %)",
-                    "Liu et al. 2025, section 2.3; Megatron-LM#6676 (632 to 157 ms) names no matrices here",
+                    "Moonlight, % of forward and backward that the optimizer takes (1 to 3 %: the middle)",
+                    "Liu et al. 2025, section 2.3",
                     2.0,
                     lambda: 100 * muon_share(),
                     0.5,

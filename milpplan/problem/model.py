@@ -477,15 +477,17 @@ class ModelSpec(Record):
     @property
     def has_indexers(self) -> bool:
         """True if queries of some layers attend to keys, or blocks of keys, that an indexer selects."""
-        mixers = [run.attention for run in self.layers]
         names = ("indexer", "blocks")
-        return any(getattr(mixer, name, None) is not None for mixer in mixers for name in names)
+        return any(getattr(run.attention, name, None) is not None for run in self.layers for name in names)
 
     @property
-    def taking_kinds(self) -> tuple[bool, ...]:
-        """Flag the kinds that attend to the keys of the layer before, and so need it in their stage."""
+    def taking_layers(self) -> frozenset[int]:
+        """Indices of the layers that attend to the keys of the layer before, and so need it in their stage."""
+        if not self.has_indexers:
+            return frozenset()
         indexers = [getattr(kind.attention, "indexer", None) for kind in self.kinds]
-        return tuple(indexer is not None and indexer.takes for indexer in indexers)
+        takes = [indexer is not None and indexer.takes for indexer in indexers]
+        return frozenset(layer for layer, kind in enumerate(self.layer_kinds) if takes[kind])
 
     @property
     def common_heads(self) -> int:

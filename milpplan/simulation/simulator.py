@@ -122,14 +122,8 @@ def check_plan_of_model(model: ModelSpec, plan: Plan) -> None:
             "Every replica runs a whole number of micro-batches.",
             "Change one of the three.",
         )
-    taking = [model.taking_kinds[kind] for kind in model.layer_kinds]
-    starts = [stage.layers[0] for stage in plan.virtual_stages if stage.layers[0] < stage.layers[1]]
-    if split := [start for start in starts if taking[start]]:
-        raise IllegalPlanError(
-            f"A virtual stage starts with layer {split[0]}, which takes the keys of the layer before it.",
-            "Selections do not cross stages (Megatron-LM: Cross-PP top-k sharing is not supported).",
-            f"Start stages with one of {', '.join(str(i) for i, takes in enumerate(taking) if not takes)}.",
-        )
+    if model.taking_layers:
+        _check_selections(model, plan)
     check_rules(_model_rules(model, layout))
     try:
         check_schedule(layout.schedule, layout.pp, layout.num_micro_batches, layout.vpp)
@@ -137,6 +131,18 @@ def check_plan_of_model(model: ModelSpec, plan: Plan) -> None:
         raise IllegalPlanError(
             f"The schedule cannot run: {error}.", "", "Change the schedule, pp, vpp or the batch."
         ) from error
+
+
+def _check_selections(model: ModelSpec, plan: Plan) -> None:
+    """Check that no virtual stage starts with a layer that takes the keys of the layer before."""
+    stages = [stage.layers for stage in plan.virtual_stages]
+    if split := [first for first, end in stages if first < end and first in model.taking_layers]:
+        others = sorted(set(range(model.num_layers)) - model.taking_layers)
+        raise IllegalPlanError(
+            f"A virtual stage starts with layer {split[0]}, which takes the keys of the layer before it.",
+            "Selections do not cross stages (Megatron-LM: Cross-PP top-k sharing is not supported).",
+            f"Start stages with one of {', '.join(map(str, others))}.",
+        )
 
 
 def _model_rules(model: ModelSpec, layout: Layout) -> list[Legality]:

@@ -154,7 +154,7 @@ DEGREE_RULES: dict[str, Rule] = {
     "kv_heads_multiple_or_divisor_of_tp": _kv_heads_fit,
     "intermediate_size_divisible_by_tp": lambda p, c: _all_divide(_widths(p), c["tp"]),
     "sequence_divisible_by_twice_cp": lambda p, c: (c["cp"] == 1) | (p.job.sequence_length % (2 * c["cp"]) == 0),
-    "shared_selections_need_one_stage": lambda p, c: (c["pp"] == 1) | (not any(p.model.taking_kinds)),
+    "shared_selections_need_one_stage": lambda p, c: (c["pp"] == 1) | (not p.model.taking_layers),
     "pp_not_above_stages": lambda p, c: c["pp"] <= max_virtual_stages(p),
     "batch_divisible_by_dp": lambda p, c: c["global_batch_size"] % c["dp"] == 0,
 }
