@@ -2,7 +2,7 @@
 
     python -m benchmarks.lengths [--jobs 1,5] [--time-limit S] [--write]
 
-Every job of ``benchmarks.length_jobs`` is solved over the whole space (at most two strategies in turn, or degrees
+Jobs of ``benchmarks.length_jobs`` are solved over the whole space (at most two strategies in turn, or degrees
 side by side), for strategies in turn only and with heterogeneous replicas; the rules of others get the same
 strategies and exact times. Jobs of real lengths are solved again where links between nodes are slow and where
 communication hardly hides (the first two doubts of ``--robust`` that lengths know). Searches count their work, so
@@ -137,11 +137,12 @@ def tables(found: Sequence[Solved]) -> dict[str, str]:
 def main() -> None:
     """Solve the jobs asked for, and print or write the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--jobs", help="numbers of jobs, as in 1,5; all unless given")
+    parser.add_argument("--jobs", help="numbers of jobs, as in 1,5; those of real lengths unless given")
     parser.add_argument("--time-limit", type=float, default=30.0, help="seconds a solve (30), up to six a job")
     parser.add_argument("--write", action="store_true", help="replace the rows of these jobs in lengths.md")
     words = parser.parse_args()
-    numbers = [int(word) for word in words.jobs.split(",")] if words.jobs else list(range(1, len(CASES) + 1))
+    real = [number for number, case in enumerate(CASES, 1) if isinstance(case.law, Wikipedia)]
+    numbers = [int(word) for word in words.jobs.split(",")] if words.jobs else real
     if not all(1 <= number <= len(CASES) for number in numbers):
         parser.error(f"jobs are numbered from 1 to {len(CASES)}")
     found = []

@@ -202,6 +202,21 @@ def test_a_step_becomes_files_of_hotspas_runtime(lines: Path, tmp_path: Path) ->
     assert (code, "--turns-only, --fix cp=1." in errors) == (2, True), errors
 
 
+def test_a_step_becomes_a_scheduler_for_megatron(lines: Path, tmp_path: Path) -> None:
+    """Three files, and the price of micro-batches of one sequence; what the runtime cannot run is refused before
+    anything is sought."""
+    folder = tmp_path / "hybrid"
+    words = ("--max-strategies", "1", "--gap", "0.05", "--megatron", str(folder))
+    code, _, errors = run("--lengths", str(lines), *words)
+    assert code == 0, errors
+    assert {path.name for path in folder.iterdir()} == {"step.json", "hybrid_cp.py", "arguments.txt"}
+    assert "a micro-batch of its own" in errors
+    free = CliRunner().invoke(app, [*BASE[:-2], "--lengths", str(lines), *words])
+    assert (free.exit_code, "--fix recompute=none" in free.stderr) == (2, True), free.stderr
+    code, _, errors = run("--lengths", str(lines), "--turns-only", *words)
+    assert (code, "no --turns-only" in errors) == (2, True), errors
+
+
 def test_a_file_of_a_step_is_enough_to_dispatch_batches(lines: Path, tmp_path: Path) -> None:
     """It has its problem: batches of strategies in turn and of degrees side by side are dispatched from it as from
     the result, exactly."""
@@ -274,7 +289,18 @@ TAKEN = {
         "fix",
     ),
     *("backend", "time_limit", "gap", "seed", "lengths", "max_strategies", "tokens_per_step", "align"),
-    *("padding", "mask", "buckets", "bucket_count", "baselines", "side_by_side", "unlike_replicas", "hetu", "out"),
+    *(
+        "padding",
+        "mask",
+        "buckets",
+        "bucket_count",
+        "baselines",
+        "side_by_side",
+        "unlike_replicas",
+        "hetu",
+        "megatron",
+        "out",
+    ),
     # Only --target has a price.
     *("as_json", "price_limit", "ignore", "verbose", "progress", "memory_margin", "stack"),
 }

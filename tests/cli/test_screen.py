@@ -128,7 +128,7 @@ def test_help_lists_what_people_need_first() -> None:
     assert "solve-lengths" in text
     several = CliRunner().invoke(app, ["solve-lengths", "--help"], terminal_width=100).stdout
     moved = [one for one in load_command("solve").params if getattr(one, "rich_help_panel", "") == MOVED["solve"]]
-    assert len(moved) == 12
+    assert len(moved) == 13
     assert all(name in several for one in moved for name in (*one.opts, *one.secondary_opts))
 
 

@@ -226,7 +226,7 @@ def test_context_parallelism_beside_gates_of_low_rank_is_refused() -> None:
     """No launcher exchanges heads whose gates pass through a low rank: every plan with cp is refused."""
     problem = with_layers(LayerRun(count=1, attention=KDA, mlp=MLP))
     simulate(problem, even_plan(problem, columns_of(tp=4).at(0)))
-    with pytest.raises(IllegalPlanError, match="low rank cp is 1"):
+    with pytest.raises(IllegalPlanError, match="cp is 1 with gates of low rank"):
         simulate(problem, even_plan(problem, columns_of(cp=2).at(0)))
 
 
