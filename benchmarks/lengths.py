@@ -5,8 +5,9 @@
 Jobs of ``benchmarks.length_jobs`` are solved over the whole space (at most two strategies in turn, or degrees
 side by side), for strategies in turn only and with heterogeneous replicas; the rules of others get the same
 strategies and exact times. Jobs of real lengths are solved again where links between nodes are slow and where
-communication hardly hides (the first two doubts of ``--robust`` that lengths know). Searches count their work, so
-other machines find the same steps unless the limit of time ends a solve. One to two minutes a job.
+communication hardly hides (the first two doubts of ``--robust`` that lengths know). Searches count their work: but
+for heterogeneous replicas other machines find the same steps, unless the limit of time ends a solve. One to two
+minutes a job.
 """
 
 from __future__ import annotations

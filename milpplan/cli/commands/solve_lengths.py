@@ -174,11 +174,19 @@ def _check_hetu(options: LengthOptions, problem: Problem) -> None:
         "unlike replicas": ("no --unlike-replicas", options.unlike_replicas),
         "context parallelism": ("--fix cp=1", problem.space.cp != (1,)),
     }
+    _refuse_space(
+        "--hetu", needed, "packed strategies in turn of tp, pp and dp: HotSPa's runtime runs nothing else"
+    )
+
+
+def _refuse_space(option: str, needed: dict[str, tuple[str, bool]], expected: str) -> None:
+    """Refuse a space with something that the runtime of an option does not know; ``needed`` has what would narrow
+    it, and whether that is missing."""
     wrong = {what: help_ for what, (help_, is_wrong) in needed.items() if is_wrong}
     if wrong:
         raise InvalidInputError(
-            f"--hetu is given, and the space has {' and '.join(wrong)}.",
-            "Expected packed strategies in turn of tp, pp and dp: HotSPa's runtime runs nothing else.",
+            f"{option} is given, and the space has {' and '.join(wrong)}.",
+            f"Expected {expected}.",
             f"Solve with {', '.join(wrong.values())}.",
         )
 
@@ -205,13 +213,7 @@ def _check_megatron(options: LengthOptions, problem: Problem) -> None:
         "padding": ("no --padding", options.padding),
         "unlike replicas": ("no --unlike-replicas", options.unlike_replicas),
     }
-    wrong = {what: help_ for what, (help_, is_wrong) in needed.items() if is_wrong}
-    if wrong:
-        raise InvalidInputError(
-            f"--megatron is given, and the space has {' and '.join(wrong)}.",
-            "Expected packed degrees side by side: the runtime runs nothing else.",
-            f"Solve with {', '.join(wrong.values())}.",
-        )
+    _refuse_space("--megatron", needed, "packed degrees side by side: the runtime runs nothing else")
 
 
 def _write_megatron(problem: Problem, result: LengthsResult, folder: Path) -> None:

@@ -38,11 +38,6 @@ from milpplan.problem import LatentAttention, Problem
 from milpplan.simulation import IntArray
 from milpplan.units import NS_PER_S
 
-VERSIONS: Final = ("core_v0.17.0", "core_v0.18.0", "core_v0.19.0")
-"""Versions of Megatron-LM whose scheduler was run in the place of which this one is."""
-STEP, PROGRAM, ARGUMENTS = "step.json", "hybrid_cp.py", "arguments.txt"
-
-FULL_RECOMPUTE: Final = ("--recompute-granularity", "full", "--recompute-method", "uniform")
 _PROGRAM: Final = '''"""Megatron-LM's hybrid context parallelism by a step of milpplan, which trainers need.
 
     torchrun ... hybrid_cp.py pretrain_gpt.py ARGUMENTS
@@ -159,7 +154,11 @@ class HybridSchedule:
 
     def files(self, step_document: str) -> dict[str, str]:
         """Return the files of the export by name; ``step_document`` is the solved step (``--out``)."""
-        return {STEP: step_document, PROGRAM: _PROGRAM, ARGUMENTS: " ".join(self.arguments) + "\n"}
+        return {
+            "step.json": step_document,
+            "hybrid_cp.py": _PROGRAM,
+            "arguments.txt": " ".join(self.arguments) + "\n",
+        }
 
     @property
     def arguments(self) -> tuple[str, ...]:

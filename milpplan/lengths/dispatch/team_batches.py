@@ -79,7 +79,10 @@ class TeamBatches:
             counts = np.bincount(places, minlength=len(self.family.pool.load.lengths)).astype(np.int64)
             step, bound_ns = self._searched(counts)
         else:
-            step, places, bound_ns = self._bounded(lengths)
+            step, places = self.step_of(lengths)
+            load = step.family.pool.load
+            tables = self.tables.for_lengths(load.lengths // self.alignment - 1)
+            bound_ns = tables.shared(load.counts.astype(np.float64), step.time_ns, _BUNCHES).bound_ns
         members = self.family.pool.members
         return PlannedBatch(
             tuple(members[member].candidate.name for member in step.order),
@@ -89,41 +92,22 @@ class TeamBatches:
         )
 
     def step_of(self, lengths: IntArray) -> tuple[TeamStep, IntArray]:
-        """Return the step of a batch of sequences of padded ``lengths`` [n], and the index of each one's length in
-        it, [n]."""
+        """Return the quick step of a batch of sequences of padded ``lengths`` [n], and the index of each one's
+        length in its tables, [n], which have the lengths of the batch only."""
         present, places = np.unique(lengths // self.alignment - 1, return_inverse=True)
-        counts = np.bincount(places).astype(np.int64)
-        return self._quick(self._family_of(present, counts)), places
+        pool = self.family.pool
+        load = replace(pool.load, lengths=pool.load.lengths[present], counts=np.bincount(places).astype(np.int64))
+        timers = {member: self.family.timer(member).for_lengths(present) for member in self.family.members}
+        lines_of = {
+            degree: [line.for_lengths(present) for line in degree_lines]
+            for degree, degree_lines in self.lines.items()
+        }
+        return quick_step(Family(replace(pool, load=load), self.family.members, timers), lines_of), places
 
     def _searched(self, counts: IntArray) -> tuple[TeamStep, float]:
         pool = self.family.pool
         load = replace(pool.load, counts=counts)
         return plan_family(replace(self.family, pool=replace(pool, load=load)), _FIRST, _LATER, _GAP)
-
-    def _family_of(self, present: IntArray, counts: IntArray) -> Family:
-        """Return the family with tables of the lengths that are ``present`` only, with their ``counts``."""
-        pool = self.family.pool
-        load = replace(pool.load, lengths=pool.load.lengths[present], counts=counts)
-        timers = {member: self.family.timer(member).for_lengths(present) for member in self.family.members}
-        return Family(replace(pool, load=load), self.family.members, timers)
-
-    def _quick(self, family: Family) -> TeamStep:
-        """Plan the batch of a family."""
-        present = family.pool.load.lengths // self.alignment - 1
-        return quick_step(
-            family,
-            {
-                degree: [line.for_lengths(present) for line in degree_lines]
-                for degree, degree_lines in self.lines.items()
-            },
-        )
-
-    def _bounded(self, lengths: IntArray) -> tuple[TeamStep, IntArray, float]:
-        """Return ``step_of`` and a lower bound of all steps of the batch in ns."""
-        step, places = self.step_of(lengths)
-        load = step.family.pool.load
-        tables = self.tables.for_lengths(load.lengths // self.alignment - 1)
-        return step, places, tables.shared(load.counts.astype(np.float64), step.time_ns, _BUNCHES).bound_ns
 
 
 def _indexed(step: TeamStep, places: IntArray) -> tuple[MicroBatches, ...]:
