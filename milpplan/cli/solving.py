@@ -89,10 +89,11 @@ def next_steps(result: PlanResult, out: Path | None, verbose: bool) -> Iterator[
             yield "a longer --time-limit, or fewer choices (--space uniform, --fix tp=8)"
         return
     hints = [] if out is not None else ["--out plan.json keeps the plan"]
-    hints += [] if verbose else ["--verbose prints stages, time, memory and the search"]
     hints += ["a longer --time-limit narrows the gap"] if result.status == "feasible" else []
+    hints += [] if verbose else ["--verbose prints stages, time, memory"]
     if hints:
-        yield "; ".join(hints)
+        # Two fit one line of a terminal, and the first screen has room for one.
+        yield "; ".join(hints[:2])
     file = shlex.quote("plan.json" if out is None else str(out))
     if result.problem.space.target is not None:
         yield f"milpplan export {file} --to {result.problem.space.target} --out launch"

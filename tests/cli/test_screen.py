@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,17 @@ from typer.testing import CliRunner
 from milpplan.cli import outcome
 from milpplan.cli.app import COMMANDS, app, load_command
 from milpplan.cli.command import MOVED
+from milpplan.optimize import PlanResult, SolveOptions
+from milpplan.optimize import solve as optimizer
+from milpplan.optimize.solve import solve
+from milpplan.problem import Problem
 from tests.amounts import long_but
 from tests.cli.test_cli import refused, run
 
 LINES = 25
 """Maximum of the first screen."""
 H100 = "dgx-h100 --gpus 16 --global-batch 32 --space uniform"
+FREE = "llama3-8b dgx-h100 --gpus 16 --global-batch 16 --fix pp=4,tp=2"
 SOLVES = {
     "dense": f"llama3-8b {H100}",
     "pipeline": f"llama3-8b {H100} --fix tp=2,pp=4,vpp=2",
@@ -31,9 +37,11 @@ SOLVES = {
     "forward only": f"llama3-8b {H100} --inference",
     "on the host": "llama2-7b rtx4090 --gpus 2 --global-batch 8 --seq-len 2048 --space uniform --allow offload",
     "two kinds of hardware": "llama3-8b dgx-h100,dgx-a100-80 --gpus 8 --global-batch 16 --space uniform",
-    "not proved": "llama3-8b dgx-h100 --gpus 16 --global-batch 16 --fix pp=4,tp=2 --gap 0 --time-limit 1",
+    "proved to the last nanosecond": f"{FREE} --gap 0",
+    "not proved": FREE,
 }
 OFTEN = ("dense", "pipeline", "two node types", "forward only", "on the host", "two kinds of hardware")
+SELDOM = {"proved to the last nanosecond", "experts", "a launcher and a price"}
 FIRST = ("--gpus", "--global-batch", "--seq-len", "--precision", "--target", "--space", "--fix", "--time-limit")
 """Options that people need first, before ``--out`` and ``--verbose``."""
 
@@ -52,12 +60,22 @@ def timeless(value: Any) -> Any:
     return [timeless(part) for part in value] if isinstance(value, list) else value
 
 
+def unproved(problem: Problem, options: SolveOptions) -> PlanResult:
+    """The best plan as if the search had stopped early, whatever the speed of this machine."""
+    found = solve(problem, options)
+    bound_s = 0.9876 * (found.lower_bound_s or 0.0)
+    return replace(found, status="feasible", gap=0.0124, lower_bound_s=bound_s, objective_bound=bound_s)
+
+
 @pytest.mark.parametrize(
-    "name", long_but(SOLVES.keys() - {"not proved", "experts", "a launcher and a price"}, SOLVES)
+    "name",
+    long_but(SOLVES.keys() - {"proved to the last nanosecond", "experts", "a launcher and a price"}, SOLVES),
 )
 def test_the_first_screen_fits_a_terminal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most 25 lines of 80 columns; whatever is called optimal is so for a cost model and a space."""
     monkeypatch.setattr(outcome, "WIDTH", 80)
+    if name == "not proved":
+        monkeypatch.setattr(optimizer, "solve", unproved)
     done = run("solve", *shlex.split(SOLVES[name]))
     assert done.exit_code in (0, 4), done.output
     lines = done.stdout.splitlines()
