@@ -13,7 +13,7 @@ minutes a job.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,27 +74,30 @@ def solved(case: Case, time_limit_s: float) -> Solved:
 
 
 def strategies(result: LengthsResult) -> str:
-    """Side by side or in order, and where the optimizer lives if that is none of them."""
+    """Degrees side by side, or strategies in order, and where the optimizer lives if that is none of them."""
+    degrees = tuple(dict.fromkeys(re.sub(r" (selective|full)\b", "", name) for name in result.order))
+    if result.is_side_by_side and len(degrees) > 1:
+        return " + ".join(degrees)
     found = (" + " if result.is_side_by_side else " -> ").join(result.order)
     return found if result.home in result.order else f"{found}, home {result.home}"
 
 
 RULES = ("bucketing", "HotSPa", "FlexSP")
 HEADER = (
-    *("job", "lengths", "one strategy", "in turn", "whole space", "gap", "saved", "unlike replicas", "gap"),
-    *("bucketing", "HotSPa's rules", "FlexSP's rules", "CPU s", "strategies of the whole space"),
+    *("job", "lengths", "one strategy", "in turn", "whole space", "gap", "saved", "in doubt", "unlike replicas"),
+    *("gap", "bucketing", "HotSPa", "FlexSP", "CPU s", "strategies of the whole space"),
 )
-GAINS = ("job", "lengths", "saved", *(f"saved, {name}" for name in SCENARIOS))
 
 
-def saved(result: LengthsResult, static_s: float | None = None) -> str:
+def saved(result: LengthsResult, static_s: float) -> float:
     """Share of the static step that the best step saves."""
-    return f"{1 - result.step_time_s / (static_s or result.static.step_time_s):.1%}"
+    return 1 - result.step_time_s / static_s
 
 
 def row(one: Solved) -> list[str]:
     """One strategy, strategies in turn, the whole space, and others' rules with their excess over it."""
     best, rules = one.whole, {step.rule: step for step in one.others}
+    doubts = [saved(result, result.static.step_time_s) for result in one.scenarios.values()]
 
     def excess(rule: str) -> str:
         time_s = rules[rule].step_time_s
@@ -107,32 +110,14 @@ def row(one: Solved) -> list[str]:
         f"{one.turns.step_time_s:.3f}",
         f"{best.step_time_s:.3f}",
         f"{best.gap:.1%}",
-        saved(best, one.static.step_time_s),
+        f"{saved(best, one.static.step_time_s):.1%}",
+        f"{min(doubts):.1%}" if doubts else "",
         f"{one.unlike.step_time_s:.3f}",
         f"{one.unlike.gap:.1%}",
         *(excess(rule) for rule in RULES),
         f"{best.cpu_time_s:.0f}",
         strategies(best),
     ]
-
-
-def gains_row(one: Solved) -> list[str]:
-    """Savings of the whole space, nominal and in the scenarios."""
-    return [
-        one.case.job,
-        one.case.sequences,
-        saved(one.whole),
-        *(saved(one.scenarios[name]) if name in one.scenarios else "" for name in SCENARIOS),
-    ]
-
-
-def tables(found: Sequence[Solved]) -> dict[str, str]:
-    """Markdown by section."""
-    real = [one for one in found if one.scenarios]
-    return {
-        "lengths": markdown_table(HEADER, [row(one) for one in found]),
-        "gains": markdown_table(GAINS, [gains_row(one) for one in real]),
-    }
 
 
 def main() -> None:
@@ -150,11 +135,11 @@ def main() -> None:
     for number in numbers:
         found.append(solved(CASES[number - 1], words.time_limit))
         print(number, " | ".join(row(found[-1])), sep=" | ", flush=True)
-    for name, table in tables(found).items():
-        if words.write:
-            replace_section(DOCUMENT, name, with_rows(section(DOCUMENT, name), table))
-        else:
-            print(f"\n{table}")
+    table = markdown_table(HEADER, [row(one) for one in found])
+    if words.write:
+        replace_section(DOCUMENT, "lengths", with_rows(section(DOCUMENT, "lengths"), table))
+    else:
+        print(f"\n{table}")
 
 
 def with_rows(old: str, new: str) -> str:

@@ -13,7 +13,7 @@ LIMITS = {
     "import circles": 0,
     "docstrings that open with What, Whether, The same, More or How": 2,
     "words of README.md": 1_000,
-    "words of docs": 32_000,
+    "words of docs": 31_700,
     "words of CHANGELOG.md": 600,
     "internal modules that tests import": 115,
 }
