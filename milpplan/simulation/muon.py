@@ -15,7 +15,8 @@ Moonlight's version ranks share flattened states, and the few matrices that two 
 No activation is alive during the update, so its temporary tensors are not counted.
 
 Source: Jordan et al. 2024 (Muon); Liu et al. 2025 (arXiv 2502.16982), section 2.3; Megatron-LM
-core/optimizer/emerging_optimizers.py, layer_wise_optimizer.py; NVIDIA-NeMo/Emerging-Optimizers, muon_utils.py.
+core/optimizer/emerging_optimizers.py, layer_wise_optimizer.py; NVIDIA-NeMo/Emerging-Optimizers@fd772926
+emerging_optimizers/orthogonalized_optimizers.
 """
 
 from __future__ import annotations
@@ -25,15 +26,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.problem import LayerRun, Problem
-from milpplan.simulation.layers.kernels import BF16_BYTES, FP32_BYTES, gemm_s
+from milpplan.simulation.layers.kernels import BF16_BYTES, FP32_BYTES, gemm_s, memory_bound_s
 from milpplan.simulation.layers.parameter_counts import Matrix, hidden_matrices
 from milpplan.simulation.layout_columns import FloatArray, LayoutColumns
 from milpplan.simulation.network import RankGroup, collectives, placement
 
 ITERATIONS = 5
-UPDATE_BYTES = 28
-"""Bytes of memory traffic per parameter of the orthogonalization without its products: the momentum is written for
-it (4), normalized (8), rounded to bf16 (6) and back (6), and the result is read (4). Source: muon_utils.py."""
+ITERATED_BYTES = 24
+"""Bytes per parameter of an iterated matrix: its norm (4), division by it (8), casts to bf16 and back (12)."""
+HELD_BYTES = 32
+"""Bytes per parameter that Adam's single kernel has not: weight decay apart (8), two factors of the result (16),
+its read (4), a copy in bf16 (4). Source: orthogonalized_optimizer.py; Megatron, ``scaled_orthogonalize_fn``."""
+UPDATE_KERNELS = 11
+"""Launches of these passes and of the momentum's, one matrix after another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +101,20 @@ def _update(problem: Problem, matrix: Matrix, columns: LayoutColumns) -> tuple[F
     if matrix.divided == "inputs":
         rows, row_length = row_length, rows
     # From here on ``rows`` is the dimension that tensor parallelism divides.
-    gathered, added, worked = 0 * ones, 0 * ones, held
+    gathered, added = 0 * ones, 0 * ones
     if mode == "duplicated":
-        seconds, worked = _iterations_s(problem, rows, row_length), whole
+        seconds = orthogonalization_s(problem, rows, row_length)
         gathered = np.where(parts > 1, FP32_BYTES * whole, 0.0)
     elif mode == "blockwise":
-        seconds = _iterations_s(problem, rows / parts, row_length)
+        seconds = orthogonalization_s(problem, rows / parts, row_length)
     else:
-        own = _products_s(problem, row_length, rows / parts)
-        seconds = np.where(parts > 1, own, _iterations_s(problem, rows, row_length))
+        own = _iterations_s(problem, row_length, rows / parts)
+        seconds = np.where(parts > 1, own, orthogonalization_s(problem, rows, row_length))
         added = np.where(parts > 1, ITERATIONS * BF16_BYTES * row_length**2, 0.0)
-    seconds = seconds + UPDATE_BYTES * worked / problem.hardware.accelerator.memory_rate_bytes_per_s
+    gpu = problem.hardware.accelerator
+    # Gathered parts are copied into one matrix.
+    moved = HELD_BYTES * held + 2 * gathered
+    seconds = seconds + moved / gpu.memory_rate_bytes_per_s + UPDATE_KERNELS * gpu.kernel_latency_s
     seconds = seconds + _messages_s(problem, gathered, added, group)
     count = matrix.num_experts / columns.ep if expert else ones
     return count, MatrixUpdates(held, seconds, held, seconds, gathered, added)
@@ -119,13 +127,21 @@ def _messages_s(problem: Problem, gathered: FloatArray, added: FloatArray, group
     return np.where(gathered > 0, gather, 0.0) + np.where(added > 0, ITERATIONS * add, 0.0)
 
 
-def _iterations_s(problem: Problem, rows: FloatArray, columns: FloatArray) -> FloatArray:
-    """Time the iterations on a whole matrix, transposed if it has more rows than columns, in seconds [n]."""
-    return _products_s(problem, np.minimum(rows, columns), np.maximum(rows, columns))
+def orthogonalization_s(problem: Problem, rows: FloatArray | float, columns: FloatArray | float) -> FloatArray:
+    """Time the orthogonalization of a whole matrix, transposed if it has more rows than columns, in seconds [n].
+
+    Source: ``newton_schulz`` of muon_utils.py.
+    """
+    return _iterations_s(problem, np.minimum(rows, columns), np.maximum(rows, columns))
 
 
-def _products_s(problem: Problem, m: FloatArray, n: FloatArray) -> FloatArray:
-    """Time the products of the iterations on X [m, n], in seconds [n]: X X^T, A A and (b A + c A A) X."""
+def _iterations_s(problem: Problem, m: FloatArray, n: FloatArray) -> FloatArray:
+    """Time normalization, casts and iterations of X [m, n], in seconds [n].
+
+    Iterations are X X^T, b A + c A A and a X + (b A + c A A) X. A product that adds to a matrix first copies it, 4
+    bytes an element (``addmm_out_cuda_impl`` of pytorch/pytorch@002253ce, aten/src/ATen/native/cuda/Blas.cpp).
+    """
     gpu = problem.hardware.accelerator
     one = gemm_s(gpu, "bf16", m, m, n) + gemm_s(gpu, "bf16", m, m, m) + gemm_s(gpu, "bf16", m, n, m)
-    return np.asarray(ITERATIONS * one)
+    copied = memory_bound_s(gpu, 2 * BF16_BYTES * m * m) + memory_bound_s(gpu, 2 * BF16_BYTES * m * n)
+    return np.asarray(ITERATIONS * (one + copied) + ITERATED_BYTES * m * n / gpu.memory_rate_bytes_per_s)
