@@ -286,13 +286,31 @@ def mtp_share() -> float:
     return second / first
 
 
-def module_savings(modules: str | None) -> StepReport:
-    """Simulate Moonlight on 8 H100 as Megatron-Bridge#5570 ran it, with a set of modules recomputed."""
-    job = {"num_gpus": 8, "global_batch_size": 4, "sequence_length": 4096}
-    problem = Problem(model=moonlight(), hardware=load_hardware("dgx-h100"), job=Job.model_validate(job))
+def moonlight_step(modules: str | None) -> StepReport:
+    """Simulate Moonlight on 8 H100 as Megatron-Bridge#5570 ran it, with a set of modules recomputed.
+
+    Gradients and moments are in bf16. Source: NVIDIA-NeMo/Megatron-Bridge@600d069b,
+    recipes/moonlight/h100/moonlight_16b.py.
+    """
+    hardware = load_hardware("dgx-h100")
+    software = hardware.software.model_copy(update={"optimizer_state_bytes": 8})
+    job = {"num_gpus": 8, "global_batch_size": 4, "sequence_length": 4096, "grad_dtype": "bf16"}
+    problem = Problem(
+        model=moonlight(),
+        hardware=hardware.model_copy(update={"software": software}),
+        job=Job.model_validate(job),
+    )
     fields: dict[str, Any] = {"tp": 2, "dp": 4, "ep": 8, "sequence_parallel": True, "zero_stage": 1}
     layout = Layout(**fields, recompute_modules=modules or "default", global_batch_size=4, **OVERLAPS)
     return step_of(problem, layout, selective=27 if modules else 0)
+
+
+def nemotron_step(modules: str | None) -> StepReport:
+    """Simulate Nemotron 3 Nano on 16 H100 as Megatron-Bridge#5570 ran it, with a set of modules recomputed."""
+    problem = problem_of("nemotron-3-nano", "dgx-h100", 16, 16, 8192)
+    fields: dict[str, Any] = {"dp": 16, "ep": 8, "zero_stage": 1, "recompute_modules": modules or "default"}
+    layers = problem.model.num_layers if modules else 0
+    return step_of(problem, Layout(**fields, global_batch_size=16, **OVERLAPS), selective=layers)
 
 
 def muon_share(gpus: int = 128, tp: int = 1) -> float:
@@ -508,9 +526,8 @@ def communication_parts() -> tuple[Part, ...]:
 
 def memory_parts() -> tuple[Part, ...]:
     """List the switches of recomputation and offloading."""
-    plain, act = module_savings(None), module_savings("moe_act")
+    plain, act = moonlight_step(None), moonlight_step("moe_act")
     bridge = "Megatron-Bridge#5570"
-    moonlight_8 = "Moonlight, 8 H100, `moe_act`"
     mixtral = problem_of("mixtral-8x22b", "dgx-h100", 128, 512, 8192)
     gb200 = problem_of("llama3-70b", "gb200-nvl72", 32, 64, 32_768)
     small = problem_of("llama3-70b", "dgx-h100", 16, 32, 8192)
@@ -519,14 +536,27 @@ def memory_parts() -> tuple[Part, ...]:
             "recompute modules",
             (
                 Figure(
-                    f"{moonlight_8}: GB saved",
+                    "Nemotron 3 Nano, 16 H100, `moe_act`: GB saved",
                     bridge,
+                    4.194,
+                    lambda: (
+                        (nemotron_step(None).peak_memory_bytes - nemotron_step("moe_act").peak_memory_bytes) / 1e9
+                    ),
+                    0.05,
+                ),
+                Figure("Moonlight, 8 H100: GB", bridge, 36.618, lambda: plain.peak_memory_bytes / 1e9, 0.03),
+                Figure(
+                    "Moonlight, 8 H100, `moe_act`: GB", bridge, 35.941, lambda: act.peak_memory_bytes / 1e9, 0.02
+                ),
+                Figure(
+                    "Moonlight, 8 H100, `moe_act`: GB saved",
+                    f"{bridge}, where another moment becomes the peak",
                     0.677,
                     lambda: (plain.peak_memory_bytes - act.peak_memory_bytes) / 1e9,
                     0.3,
                 ),
                 Figure(
-                    f"{moonlight_8}: % of the step",
+                    "Moonlight, 8 H100, `moe_act`: % of the step",
                     f"{bridge}, a run that waits for its host",
                     1.99,
                     lambda: 100 * (act.step_time_s / plain.step_time_s - 1),
