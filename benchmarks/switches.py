@@ -429,7 +429,6 @@ def communication_parts() -> tuple[Part, ...]:
     experts = problem_of("deepseek-v3", "dgx-h100", 1024, 8192, 4096, ep=(32, 64), expert_dispatch=("alltoall",))
     deep = problem_of("deepseek-v3", "dgx-h100", 1024, 8192, 4096)
     tied = problem_of("mixtral-8x22b", "dgx-h100", 64, 256, 4096, tp=(4,), etp=(4,))
-    nodes, tokens, rate = DEEPEP[1]
     simumax = "simumax-b200-llama3_405b_l4_tp2_cp4_pp1_dp1_seq131072_mbc4_cef"
     return (
         Part(
@@ -474,12 +473,15 @@ def communication_parts() -> tuple[Part, ...]:
         Part(
             "dispatch by all-gather, all-to-all, DeepEP",
             (
-                Figure(
-                    f"bytes/s to nodes, {nodes} nodes of 8 H100",
-                    "deepseek-ai/DeepEP",
-                    rate,
-                    lambda: deepep_rate(nodes, tokens)[0],
-                    0.1,
+                *(
+                    Figure(
+                        f"bytes/s to nodes, {nodes} nodes of 8 Hopper GPUs",
+                        "deepseek-ai/DeepEP",
+                        rate,
+                        lambda nodes=nodes, tokens=tokens: deepep_rate(nodes, tokens)[0],
+                        0.05,
+                    )
+                    for nodes, tokens, rate in DEEPEP
                 ),
                 Figure(
                     "bytes/s to ranks, 8 H800 of a node, where a copy an expert is priced",
