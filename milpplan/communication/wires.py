@@ -21,6 +21,7 @@ import numpy as np
 from milpplan.communication.records import Pairs, Places, pairs_of
 from milpplan.errors import InvalidInputError
 from milpplan.problem import (
+    CompressedAttention,
     GroupedQueryAttention,
     Indexer,
     LatentAttention,
@@ -168,7 +169,7 @@ def layer_messages(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> 
 def _mixer_messages(shard: Shard, kind: LayerRun) -> list[Message]:
     """List the messages of a token mixer: tensor parallelism, and the ring or exchange of context parallelism."""
     mixer = kind.attention
-    if isinstance(mixer, NoBlock):
+    if isinstance(mixer, NoBlock | CompressedAttention):
         return []
     messages = _linear_pair(shard, kind.column_modules[0])
     if isinstance(mixer, LatentAttention) and mixer.indexer is not None:
@@ -390,7 +391,8 @@ def transfer_bytes(problem: Problem, columns: LayoutColumns) -> FloatArray:
 
 def _whole_bytes(problem: Problem, shard: Shard) -> FloatArray:
     """Size the activation between two stages, in bytes [n]."""
-    return BF16_BYTES * shard.tokens * shard.hidden * (1 + problem.job.joined_forwards)
+    width = shard.hidden * problem.model.residual_streams
+    return BF16_BYTES * shard.tokens * width * (1 + problem.job.joined_forwards)
 
 
 def gathered_bytes(problem: Problem, columns: LayoutColumns) -> FloatArray:

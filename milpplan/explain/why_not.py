@@ -67,9 +67,14 @@ def _experts(problem: Problem, name: str) -> str:
 
 
 WORDS: Final[dict[str, Callable[[Problem], str]]] = {
-    "heads_divisible_by_tp": lambda p: f"tp must divide the {_heads(p)} attention heads",
+    "heads_divisible_by_tp": lambda p: (
+        "tp must be 1: every rank has all of the attention to compressed keys"
+        if any(kind.attention.type == "compressed" for kind in p.model.kinds)
+        else f"tp must divide the {_heads(p)} attention heads"
+    ),
     "recurrent_heads_divisible_by_tp_and_cp": lambda p: (
-        "tp x cp must divide the heads of linear recurrences; gates of low rank and indexers of blocks need cp=1"
+        "tp x cp must divide the heads of linear recurrences; gates of low rank, indexers of blocks and "
+        "compressed keys need cp=1"
     ),
     "kv_heads_multiple_or_divisor_of_tp": lambda p: (
         f"tp must divide the {_kv_heads(p)} key/value heads, or be a multiple of them"

@@ -91,7 +91,7 @@ def plain_job_refusals(problem: Problem) -> list[Refusal]:
         refusals.append(Refusal(f"the job has the optimizer {problem.job.optimizer}, and the writer sets Adam"))
     if problem.model.has_indexers:
         refusals.append(
-            Refusal(f"{problem.model.name} attends to keys that an indexer selects, and exports write none")
+            Refusal(f"{problem.model.name} attends to selected or compressed keys, and exports write none")
         )
     if problem.job.mtp_layers:
         refusals.append(Refusal("the job trains layers of multi-token prediction, and this has none"))

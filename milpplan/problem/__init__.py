@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     )
     from milpplan.problem.model import (
         BlockIndexer,
+        CompressedAttention,
         DenseMlp,
         GroupedQueryAttention,
         Indexer,

@@ -134,6 +134,44 @@ class LatentAttention(Record):
         return self
 
 
+class CompressedAttention(Record):
+    """Attention of one shared head, whose keys are its values, to a window and to compressed keys (DeepSeek-V4).
+
+    Gates weight the tokens of a block to one compressed key. With an indexer, a query attends to the best
+    compressed keys, and each of these is of the tokens of two blocks; without one, to all compressed keys.
+    """
+
+    type: Literal["compressed"] = "compressed"
+    num_attention_heads: PositiveInt
+    head_dim: PositiveInt
+    """Width of the key, and of a head's queries and output."""
+    q_lora_rank: PositiveInt
+    o_groups: PositiveInt
+    """Groups of heads, whose outputs have a first projection of their own."""
+    o_lora_rank: PositiveInt
+    """Outputs of a group's first projection."""
+    sliding_window: PositiveInt
+    """Latest tokens whose own keys a query attends to at most."""
+    compress_rate: PositiveInt | None = None
+    """Tokens of a block; null: there are no compressed keys."""
+    indexer: Indexer | None = None
+
+    @property
+    def series(self) -> int:
+        """Number of compressed keys that a token is a part of."""
+        return 0 if self.compress_rate is None else 1 if self.indexer is None else 2
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> CompressedAttention:
+        if self.num_attention_heads * self.head_dim % self.o_groups:
+            raise ValueError(
+                f"o_groups={self.o_groups} does not divide {self.num_attention_heads} heads of {self.head_dim}"
+            )
+        if self.indexer is not None and (self.compress_rate is None or self.indexer.sharing != "none"):
+            raise ValueError("an indexer selects compressed keys of its own layer: give compress_rate, no sharing")
+        return self
+
+
 class LinearRecurrence(Record):
     """Token mixer that carries a state from chunk to chunk instead of attending to all keys.
 
@@ -181,7 +219,8 @@ class NoBlock(Record):
 
 Attention = Annotated[GroupedQueryAttention | LatentAttention, Field(discriminator="type")]
 Mixer = Annotated[
-    GroupedQueryAttention | LatentAttention | LinearRecurrence | NoBlock, Field(discriminator="type")
+    GroupedQueryAttention | LatentAttention | CompressedAttention | LinearRecurrence | NoBlock,
+    Field(discriminator="type"),
 ]
 
 
@@ -269,13 +308,14 @@ class LayerRun(Record):
         """
         mixer, mlp = self.attention, self.mlp
         experts, latent = isinstance(mlp, MixtureOfExperts), isinstance(mixer, LatentAttention)
+        compressed = mixer.type == "compressed"
         whole = (mixer.type == "gqa" and mixer.blocks is None) or (
             isinstance(mixer, LatentAttention) and mixer.indexer is None
         )
         present = {
             "core_attn": whole,
             "moe_act": experts,
-            "layernorm": latent or experts,
+            "layernorm": latent or compressed or experts,
             "mla_up_proj": latent and whole,
             "mlp": isinstance(mlp, DenseMlp),
             "moe": experts,
@@ -295,10 +335,16 @@ class LayerRun(Record):
 
     @property
     def head_counts(self) -> tuple[int, ...]:
-        """Numbers of heads that tensor parallelism divides."""
+        """Numbers of heads that tensor parallelism divides; 1 where launchers divide none.
+
+        Attention to compressed keys asserts tp=1 in Megatron-LM@009276bb core/transformer/
+        experimental_attention_variant/deepseek_v4_hybrid_attention.py.
+        """
         mixer = self.attention
         if isinstance(mixer, NoBlock):
             return ()
+        if isinstance(mixer, CompressedAttention):
+            return (1,)
         if isinstance(mixer, LinearRecurrence):
             return (mixer.num_key_heads, mixer.num_value_heads)
         return (mixer.num_attention_heads,)
@@ -310,9 +356,9 @@ class LayerRun(Record):
         Those of a linear recurrence, whose scan needs whole sequences; 1 if its gates pass through a low rank:
         no launcher exchanges these (Megatron-LM@f205386d core/ssm/gated_delta_net/kda.py has matrices instead,
         and AMD-AGI/Primus@46840761 kimi_delta_attention.py no context parallelism). Also 1 with an index branch of
-        blocks, whose context parallelism is not modelled.
+        blocks and with compressed keys, whose context parallelism is not modelled.
         """
-        if getattr(self.attention, "blocks", None) is not None:
+        if getattr(self.attention, "blocks", None) is not None or self.attention.type == "compressed":
             return (1,)
         if not isinstance(self.attention, LinearRecurrence):
             return ()
@@ -331,7 +377,7 @@ class LayerRun(Record):
         mlp: tuple[LinearModule, ...] = ()
         if not isinstance(self.mlp, NoBlock):
             mlp = ("gate_proj", "up_proj", "down_proj") if self.mlp.gated else ("up_proj", "down_proj")
-        if isinstance(self.attention, LinearRecurrence | NoBlock):
+        if isinstance(self.attention, LinearRecurrence | CompressedAttention | NoBlock):
             return mlp
         if isinstance(self.attention, GroupedQueryAttention):
             values: tuple[LinearModule, ...] = () if self.attention.keys_are_values else ("v_proj",)
@@ -414,6 +460,8 @@ class ModelSpec(Record):
     learned_positions: bool = False
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     """LayerNorm has a bias, RMSNorm has none."""
+    residual_streams: Annotated[int, Field(gt=0, le=64)] = 1
+    """Streams of the residual. Hyper-connections mix several of them around each block (DeepSeek-V4)."""
     lm_head_bias: bool = False
     """Bias of the head, whichever it is."""
     num_labels: PositiveInt | None = None
@@ -476,9 +524,12 @@ class ModelSpec(Record):
 
     @property
     def has_indexers(self) -> bool:
-        """True if queries of some layers attend to keys, or blocks of keys, that an indexer selects."""
-        names = ("indexer", "blocks")
-        return any(getattr(run.attention, name, None) is not None for run in self.layers for name in names)
+        """True if queries of some layers attend to compressed keys, or to keys or blocks that are selected."""
+        return any(
+            run.attention.type == "compressed" or getattr(run.attention, name, None) is not None
+            for run in self.layers
+            for name in ("indexer", "blocks")
+        )
 
     @property
     def taking_layers(self) -> frozenset[int]:

@@ -593,10 +593,11 @@ class Problem(Record):
     def _check_mtp_layers(self) -> None:
         if not self.job.mtp_layers:
             return
-        if self.inference or self.job.frozen_text:
-            raise ValueError(
-                f"mtp_layers={self.job.mtp_layers} beside {self.job.frozen_text or 'inference'} is not modelled"
-            )
+        streams = self.model.residual_streams
+        beside = self.job.frozen_text or ("inference" if self.inference else "")
+        beside = beside or (f"{streams} residual streams ({self.model.name})" if streams > 1 else "")
+        if beside:
+            raise ValueError(f"mtp_layers={self.job.mtp_layers} beside {beside} is not modelled")
         kind = self.model.mtp_kind
         if kind.mlp.type == "none" or not isinstance(kind.attention, GroupedQueryAttention | LatentAttention):
             raise ValueError(

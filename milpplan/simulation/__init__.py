@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         rank_types,
         view_plans,
     )
-    from milpplan.simulation.muon import matrix_updates, orthogonalization_s
+    from milpplan.simulation.muon import hidden_matrices, matrix_updates, orthogonalization_s
     from milpplan.simulation.packed_sequences import packed_times, sequence_cores
     from milpplan.simulation.scenario_costs import TimeScale
     from milpplan.simulation.simulator import (

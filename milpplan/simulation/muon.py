@@ -22,12 +22,23 @@ emerging_optimizers/orthogonalized_optimizers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from milpplan.problem import LayerRun, Problem
+from milpplan.problem import (
+    CompressedAttention,
+    GroupedQueryAttention,
+    LayerRun,
+    LinearRecurrence,
+    MixtureOfExperts,
+    ModelSpec,
+    NoBlock,
+    Problem,
+)
+from milpplan.problem.model import Mixer, Mlp
 from milpplan.simulation.layers.kernels import BF16_BYTES, FP32_BYTES, gemm_s, memory_bound_s
-from milpplan.simulation.layers.parameter_counts import Matrix, hidden_matrices
+from milpplan.simulation.layers.parameter_counts import direct_width, mixed_streams, widths
 from milpplan.simulation.layout_columns import FloatArray, LayoutColumns
 from milpplan.simulation.network import RankGroup, collectives, placement
 
@@ -39,6 +50,97 @@ HELD_BYTES = 32
 its read (4), a copy in bf16 (4). Source: orthogonalized_optimizer.py; Megatron, ``scaled_orthogonalize_fn``."""
 UPDATE_KERNELS = 11
 """Launches of these passes and of the momentum's, one matrix after another."""
+
+
+class Matrix(NamedTuple):
+    """Weight of a layer with two dimensions, as Megatron-LM stores it."""
+
+    outputs: int
+    inputs: int
+    divided: Literal["outputs", "inputs", ""]
+    """Dimension that tensor parallelism divides (of experts, etp); empty: none, every rank has a copy."""
+    num_experts: int = 0
+    """Routed experts that have such a matrix each; 0: a matrix of the whole layer."""
+
+
+def hidden_matrices(model: ModelSpec, kind: LayerRun) -> tuple[Matrix, ...]:
+    """List the matrices of one layer of ``kind``; gate and up are one, queries, keys and values three.
+
+    Vectors (norms, biases, decays) and convolutions are left out. Source: Megatron-LM's ``linear_fc1``, and
+    ``split_qkv`` of its core/optimizer/emerging_optimizers.py; DeepSeek-V4 (arXiv 2606.19348) for its mappings of
+    residual streams.
+    """
+    hidden, streams = model.hidden_size, model.residual_streams
+    mapping = Matrix(mixed_streams(model), streams * hidden, "")
+    mappings = (mapping,) * (kind.num_blocks if streams > 1 else 0)
+    return _mixer_matrices(hidden, kind.attention) + _mlp_matrices(hidden, kind.mlp) + mappings
+
+
+def _mixer_matrices(hidden: int, mixer: Mixer) -> tuple[Matrix, ...]:
+    if isinstance(mixer, NoBlock):
+        return ()
+    if isinstance(mixer, LinearRecurrence):
+        width, rank = widths(mixer), mixer.gate_rank
+        found = (Matrix(direct_width(mixer), hidden, "outputs"), Matrix(hidden, width.values, "inputs"))
+        if rank is None:
+            return found
+        decay = Matrix(mixer.num_value_heads * mixer.key_head_dim, rank, "outputs")
+        return (*found, *[Matrix(rank, hidden, "")] * 2, decay, Matrix(width.values, rank, "outputs"))
+    heads = mixer.num_attention_heads
+    if isinstance(mixer, CompressedAttention):
+        return _compressed_matrices(hidden, mixer)
+    if isinstance(mixer, GroupedQueryAttention):
+        keys, values = mixer.num_key_value_heads * mixer.head_dim, mixer.num_key_value_heads * mixer.value_dim
+        rows = [heads * mixer.head_dim, keys, *[values] * (not mixer.keys_are_values)]
+        rows += [heads * mixer.gate_dim] * (mixer.gate_dim > 0)
+        inputs = [Matrix(count, hidden, "outputs") for count in rows]
+        if blocks := mixer.blocks:
+            sizes = (blocks.width - blocks.index_head_dim, blocks.index_head_dim)
+            inputs += [Matrix(count, hidden, "") for count in sizes]
+        return (*inputs, Matrix(hidden, heads * mixer.value_dim, "inputs"))
+    query = heads * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim)
+    latent = [
+        Matrix(mixer.kv_lora_rank + mixer.qk_rope_head_dim, hidden, ""),
+        Matrix(heads * (mixer.qk_nope_head_dim + mixer.v_head_dim), mixer.kv_lora_rank, "outputs"),
+        Matrix(hidden, heads * mixer.v_head_dim, "inputs"),
+    ]
+    if mixer.q_lora_rank is None:
+        return (*latent, Matrix(query, hidden, "outputs"))
+    latent += [Matrix(mixer.q_lora_rank, hidden, ""), Matrix(query, mixer.q_lora_rank, "outputs")]
+    if mixer.indexer is not None and not mixer.indexer.takes:
+        scored, key = mixer.indexer.index_n_heads, mixer.indexer.index_head_dim
+        latent += [Matrix(scored * key, mixer.q_lora_rank, "")]
+        latent += [Matrix(rows, hidden, "") for rows in (key, scored)]
+    return tuple(latent)
+
+
+def _compressed_matrices(hidden: int, mixer: CompressedAttention) -> tuple[Matrix, ...]:
+    """List the matrices of attention to compressed keys; the groups' first projections are one."""
+    query, rank = mixer.num_attention_heads * mixer.head_dim, mixer.q_lora_rank
+    outputs = mixer.o_groups * mixer.o_lora_rank
+    sizes = [(rank, hidden), (query, rank), (mixer.head_dim, hidden)]
+    sizes += [(outputs, query // mixer.o_groups), (hidden, outputs)]
+    sizes += [(mixer.series * mixer.head_dim, hidden)] * (2 * (mixer.series > 0))
+    if indexer := mixer.indexer:
+        sizes += [(mixer.series * indexer.index_head_dim, hidden)] * 2
+        sizes += [(indexer.index_n_heads * indexer.index_head_dim, rank), (indexer.index_n_heads, hidden)]
+    return tuple(Matrix(rows, columns, "") for rows, columns in sizes)
+
+
+def _mlp_matrices(hidden: int, mlp: Mlp) -> tuple[Matrix, ...]:
+    if isinstance(mlp, NoBlock):
+        return ()
+    columns = 2 if mlp.gated else 1
+    shared, found = mlp.intermediate_size, list[Matrix]()
+    if isinstance(mlp, MixtureOfExperts):
+        experts, shared, latent = mlp.num_experts, mlp.shared_intermediate_size, mlp.latent_size
+        found = [Matrix(experts, hidden, ""), *[Matrix(1, hidden, "")] * mlp.shared_gate]
+        found += [Matrix(latent, hidden, ""), Matrix(hidden, latent, "")] if latent else []
+        inputs, width = latent or hidden, mlp.intermediate_size
+        found += [Matrix(columns * width, inputs, "outputs", experts), Matrix(inputs, width, "inputs", experts)]
+    if shared:
+        found += [Matrix(columns * shared, hidden, "outputs"), Matrix(hidden, shared, "inputs")]
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +175,7 @@ def matrix_updates(
     Returns:
         Matrices of all ranks of a tensor-parallel group, and matrices of routed experts.
     """
-    matrices = hidden_matrices(problem.model.hidden_size, kind) + more
+    matrices = hidden_matrices(problem.model, kind) + more
     dense = [_update(problem, matrix, columns) for matrix in matrices if not matrix.num_experts]
     experts = [_update(problem, matrix, columns) for matrix in matrices if matrix.num_experts]
     return _together(dense, len(columns)), _together(experts, len(columns))

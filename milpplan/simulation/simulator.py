@@ -151,7 +151,7 @@ def _model_rules(model: ModelSpec, layout: Layout) -> list[Legality]:
     ranks = layout.tp * layout.cp * layout.dp
     expert_ranks = f"ep={layout.ep} x etp={layout.etp}"
     rules = [
-        (heads % layout.tp == 0, f"tp={layout.tp}", "tp divides the attention heads")
+        (heads % layout.tp == 0, f"tp={layout.tp}", "tp divides the attention heads (1 with compressed keys)")
         for kind in model.kinds
         for heads in kind.head_counts
     ]
@@ -160,7 +160,7 @@ def _model_rules(model: ModelSpec, layout: Layout) -> list[Legality]:
             layout.cp == 1 or heads % (layout.tp * layout.cp) == 0,
             f"tp={layout.tp} x cp={layout.cp}",
             "tp x cp divides the heads that a linear recurrence exchanges (cp is 1 with gates of low rank, and "
-            "with indexers of blocks)",
+            "with indexers of blocks or compressed keys)",
         )
         for kind in model.kinds
         for heads in kind.exchanged_heads

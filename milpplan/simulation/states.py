@@ -14,7 +14,7 @@ from milpplan.problem import GroupedQueryAttention, LayerRun, MixtureOfExperts, 
 from milpplan.simulation.layers import adapter_parameters, layer_parameters, mtp_projection_parameters
 from milpplan.simulation.layers.embedding_and_head import Endpoint
 from milpplan.simulation.layers.kernels import BF16_BYTES, FP32_BYTES
-from milpplan.simulation.layers.parameter_counts import Matrix, encoder_parameters
+from milpplan.simulation.layers.parameter_counts import encoder_parameters
 from milpplan.simulation.layers.vision import encoder_tp
 from milpplan.simulation.layout_columns import (
     STATE_KEYS,
@@ -24,7 +24,7 @@ from milpplan.simulation.layout_columns import (
     LayoutColumns,
     unique_rows,
 )
-from milpplan.simulation.muon import MatrixUpdates, matrix_updates
+from milpplan.simulation.muon import Matrix, MatrixUpdates, matrix_updates
 from milpplan.simulation.network import RankGroup, call_s, collectives, placement
 
 MOMENT_BYTES = 4

@@ -21,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -28,6 +29,7 @@ import numpy as np
 from milpplan.communication.records import rank_lists
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.problem import (
+    CompressedAttention,
     DenseMlp,
     GroupedQueryAttention,
     LatentAttention,
@@ -46,6 +48,7 @@ from milpplan.simulation.layers import (
     DELTA_RULES,
     decays,
     direct_width,
+    mixed_streams,
     padded_vocab_size,
     total_parameters,
     widths,
@@ -143,8 +146,7 @@ def _grouped_query_attention(hidden: int, attention: GroupedQueryAttention) -> N
         width = blocks.index_head_dim
         yield "indexer.q.weight", Shape(blocks.index_n_heads * width, hidden)
         yield "indexer.k.weight", Shape(width, hidden)
-        yield "indexer.q_norm.weight", _vector(width)
-        yield "indexer.k_norm.weight", _vector(width)
+        yield from ((f"indexer.{part}_norm.weight", _vector(width)) for part in "qk")
     yield "o.weight", _columns(hidden, heads * attention.value_dim, heads)
     if attention.output_bias:
         yield "o.bias", _vector(hidden)
@@ -169,9 +171,32 @@ def _latent_attention(hidden: int, attention: LatentAttention) -> Named:
         count, width = indexer.index_n_heads, indexer.index_head_dim
         yield "indexer.q.weight", Shape(count * width, attention.q_lora_rank)
         yield "indexer.k.weight", Shape(width, hidden)
-        yield "indexer.k_norm.weight", _vector(width)
-        yield "indexer.k_norm.bias", _vector(width)
+        yield from ((f"indexer.k_norm.{part}", _vector(width)) for part in ("weight", "bias"))
         yield "indexer.weights.weight", Shape(count, hidden)
+
+
+def _compressed_attention(hidden: int, attention: CompressedAttention) -> Named:
+    """List the tensors of ``parameters._compressed_attention``, of which every rank has a copy."""
+    rank, size, series = attention.q_lora_rank, attention.head_dim, attention.series
+    heads, outputs = attention.num_attention_heads, attention.o_groups * attention.o_lora_rank
+    shapes = {"q_down": (rank, hidden), "q_up": (heads * size, rank), "kv": (size, hidden), "o": (hidden, outputs)}
+    shapes |= {"q_norm": (rank, 1), "kv_norm": (size, 1), "sinks": (heads, 1)}
+    shapes["o_groups"] = outputs, heads * size // attention.o_groups
+    made = {"compressor": size} if attention.compress_rate else {}
+    if indexer := attention.indexer:
+        made["indexer"], count = indexer.index_head_dim, indexer.index_n_heads
+        shapes |= {"indexer.q": (count * indexer.index_head_dim, rank), "indexer.weights": (count, hidden)}
+    for name, width in made.items():
+        shapes |= {f"{name}.{part}": (series * width, hidden) for part in ("kv", "gate")}
+        shapes |= {f"{name}.positions": (attention.compress_rate or 0, series * width), f"{name}.norm": (width, 1)}
+    return ((f"{name}.weight", Shape(*shape)) for name, shape in shapes.items())
+
+
+def _streams(model: ModelSpec, name: str, mapped: int, factors: int) -> Named:
+    """List the tensors of a mapping of residual streams; none of a single stream."""
+    width = model.residual_streams * model.hidden_size
+    shapes = {"weight": Shape(mapped, width), "bias": _vector(mapped), "scale": _vector(factors)}
+    return ((f"{name}.{part}", shape) for part, shape in shapes.items() if model.residual_streams > 1)
 
 
 def _linear_recurrence(hidden: int, mixer: LinearRecurrence) -> Named:
@@ -209,6 +234,8 @@ def _mixer(hidden: int, mixer: Mixer) -> Named:
     """List the tensors of a token mixer."""
     if isinstance(mixer, LatentAttention):
         return _latent_attention(hidden, mixer)
+    if isinstance(mixer, CompressedAttention):
+        return _compressed_attention(hidden, mixer)
     if isinstance(mixer, LinearRecurrence):
         return _linear_recurrence(hidden, mixer)
     return iter(()) if isinstance(mixer, NoBlock) else _grouped_query_attention(hidden, mixer)
@@ -245,13 +272,13 @@ def _mixture_of_experts(hidden: int, mlp: MixtureOfExperts) -> Named:
 
 def _layer(model: ModelSpec, kind: LayerRun, number: int) -> Iterator[Tensor]:
     """List the tensors of a layer."""
-    hidden, attention, mlp = model.hidden_size, kind.attention, kind.mlp
-    prefix = f"layers.{number}"
-    for name, shape in _mixer(hidden, attention):
+    hidden, mlp, prefix = model.hidden_size, kind.mlp, f"layers.{number}"
+    outer = [_norm(model, f"{prefix}.norms.{norm}") for norm in range(kind.num_norms)]
+    mappings = [f"{prefix}.streams.{block}" for block in range(kind.num_blocks)]
+    outer += [_streams(model, name, mixed_streams(model), 3) for name in mappings]
+    for name, shape in _mixer(hidden, kind.attention):
         yield Tensor(f"{prefix}.attention.{name}", shape, number)
-    for norm in range(kind.num_norms):
-        for name, shape in _norm(model, f"{prefix}.norms.{norm}"):
-            yield Tensor(name, shape, number)
+    yield from (Tensor(name, shape, number) for name, shape in chain(*outer))
     if isinstance(mlp, DenseMlp):
         for name, shape in _feed_forward(hidden, mlp.intermediate_size, mlp.gated, mlp.bias):
             yield Tensor(f"{prefix}.mlp.{name}", shape, number)
@@ -284,12 +311,10 @@ def model_tensors(model: ModelSpec) -> tuple[Tensor, ...]:
     tensors = [Tensor("embedding.weight", words, EMBEDDING, tied=model.tie_word_embeddings)]
     if model.learned_positions:
         tensors.append(Tensor("positions.weight", Shape(model.max_position_embeddings, hidden), EMBEDDING))
-    number = 0
-    for run in model.layers:
-        for _ in range(run.count):
-            tensors += _layer(model, run, number)
-            number += 1
-    tensors += [Tensor(name, shape, HEAD) for name, shape in _norm(model, "final_norm")]
+    for number, kind in enumerate(model.layer_kinds):
+        tensors += _layer(model, model.kinds[kind], number)
+    last = chain(_norm(model, "final_norm"), _streams(model, "streams", model.residual_streams, 1))
+    tensors += [Tensor(name, shape, HEAD) for name, shape in last]
     bias = Shape(vocabulary, 1, "rows", vocabulary, vocabulary=True)
     if model.num_labels is not None:
         words, bias = Shape(model.num_labels, hidden), _vector(model.num_labels)

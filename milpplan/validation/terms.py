@@ -21,6 +21,7 @@ from milpplan.problem import (
     NO_MODULES,
     PAIRED_SCHEDULES,
     SPLIT_SCHEDULES,
+    CompressedAttention,
     DenseMlp,
     GroupedQueryAttention,
     Indexer,
@@ -169,13 +170,19 @@ def _without_windows(problem: Problem, kind: LayerRun) -> tuple[Problem, LayerRu
     """Reduce the windows of a layer to a single key."""
     if getattr(kind.attention, "sliding_window", None) is None:
         return problem, kind
-    attention = kind.attention.model_copy(update={"sliding_window": 1, "chunked": False})
+    other = {"chunked": False} if isinstance(kind.attention, GroupedQueryAttention) else {}
+    attention = kind.attention.model_copy(update={"sliding_window": 1, **other})
     return problem, kind.model_copy(update={"attention": attention})
 
 
 def _without_indexer(problem: Problem, kind: LayerRun) -> tuple[Problem, LayerRun]:
-    """Reduce an indexer to a single score a key, and its selection to a single key."""
+    """Reduce an indexer to a single score a key, and its selection, or all compressed keys, to a single key."""
     attention = kind.attention
+    if isinstance(attention, CompressedAttention) and attention.compress_rate is not None:
+        few: dict[str, object] = {"compress_rate": problem.job.sequence_length}
+        if attention.indexer is not None:
+            few["indexer"] = Indexer(index_n_heads=1, index_head_dim=1, index_topk=1)
+        return problem, kind.model_copy(update={"attention": attention.model_copy(update=few)})
     if isinstance(attention, GroupedQueryAttention) and attention.blocks is not None:
         least = dict.fromkeys(type(attention.blocks).model_fields, 1)
         one = attention.model_copy(update={"blocks": type(attention.blocks)(**least)})
@@ -184,6 +191,12 @@ def _without_indexer(problem: Problem, kind: LayerRun) -> tuple[Problem, LayerRu
         return problem, kind
     smallest = Indexer(index_n_heads=1, index_head_dim=1, index_topk=1, sharing=attention.indexer.sharing)
     return problem, kind.model_copy(update={"attention": attention.model_copy(update={"indexer": smallest})})
+
+
+def _without_streams(problem: Problem, kind: LayerRun) -> tuple[Problem, LayerRun]:
+    """Reduce the residual to a single stream."""
+    model = problem.model.model_copy(update={"residual_streams": 1})
+    return problem.model_copy(update={"model": model}), kind
 
 
 def _vision(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
@@ -374,9 +387,15 @@ TERMS: Final = (
     ),
     Term(
         "sparse_attention",
-        "attention to keys that an indexer selects",
+        "attention to keys that an indexer selects, or to compressed keys",
         lambda problem, plan: problem.model.has_indexers,
         _compute(_without_indexer),
+    ),
+    Term(
+        "residual_streams",
+        "hyper-connections of several residual streams",
+        lambda problem, plan: problem.model.residual_streams > 1,
+        _compute(_without_streams),
     ),
     Term(
         "linear_recurrences",

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from milpplan import HardwareSpec, Layout, ModelSpec, Plan, Recompute, VirtualStage, load_hardware
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import (
+    CompressedAttention,
     DenseMlp,
     GroupedQueryAttention,
     Indexer,
@@ -103,6 +104,8 @@ def random_model(rng: random.Random, family: str) -> ModelSpec:
         runs = [experts] if family == "moe" else [first.model_copy(update={"count": 1}), experts]
     elif family == "hybrid":
         runs = _hybrid_runs(rng, attention, dense, _experts(rng, hidden))
+    elif family == "compressed":
+        runs = _compressed_runs(rng, _experts(rng, hidden))
     elif family == "window":
         near = attention.model_copy(update={"sliding_window": 128})
         runs = [
@@ -116,7 +119,21 @@ def random_model(rng: random.Random, family: str) -> ModelSpec:
         max_position_embeddings=8192,
         layers=tuple(runs),
         tie_word_embeddings=rng.random() < 0.4,
+        residual_streams=4 if family == "compressed" else 1,
     )
+
+
+def _compressed_runs(rng: random.Random, experts: MixtureOfExperts) -> list[LayerRun]:
+    """Attention to a window, and to a few or all compressed keys beside it."""
+    plain = CompressedAttention(
+        num_attention_heads=rng.choice((4, 64)), head_dim=64, q_lora_rank=32, o_groups=2, o_lora_rank=32,
+        sliding_window=64,
+    )  # fmt: skip
+    indexer = Indexer(index_n_heads=4, index_head_dim=32, index_topk=rng.choice((32, 256)))
+    heavy = plain.model_copy(update={"compress_rate": 64})
+    sparse = plain.model_copy(update={"compress_rate": 4, "indexer": indexer})
+    chosen = rng.sample((plain, heavy, sparse), rng.randint(2, 3))
+    return [LayerRun(count=rng.randint(1, 2), attention=mixer, mlp=experts) for mixer in chosen]
 
 
 def _hybrid_runs(rng: random.Random, attention: Any, dense: DenseMlp, experts: MixtureOfExperts) -> list[LayerRun]:

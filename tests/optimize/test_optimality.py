@@ -90,10 +90,10 @@ def test_optimum_is_that_of_brute_force(backend: str, block: int, count: int) ->
 @pytest.mark.parametrize("backend", long_but(("cpsat",), BACKENDS))
 @pytest.mark.parametrize("count", long_but((2,), (2, 20)))
 def test_optimum_of_sparse_attention_is_that_of_brute_force(backend: str, count: int) -> None:
-    """Of models whose queries attend to selected keys, ``solve`` finds the optimum of brute force, and so does the
-    program of the whole space."""
-    for seed in range(31_000, 31_000 + count):
-        problem = random_problem(seed, kind="free", family="sparse")
+    """Of models whose queries attend to selected or compressed keys, ``solve`` finds the optimum of brute force,
+    and so does the program of the whole space."""
+    for seed in range(31_000, 31_000 + 2 * count):
+        problem = random_problem(seed, kind="free", family=("sparse", "compressed")[seed % 2])
         assert problem.model.has_indexers
         best = optimum(problem)
         assert_optimal(problem, solve(problem, backend=backend, gap=EXACT), best)

@@ -828,3 +828,38 @@ def test_granite_4_is_as_published() -> None:
     bamba = next(case["config"] for case in FAMILY_CASES if case["config"]["model_type"] == "bamba")
     with pytest.raises(InvalidInputError, match="attn_layer_indices is"):
         model_from_config(bamba | {"attn_layer_indices": [9]}, "b")
+
+
+def test_deepseek_v4_lists_its_compressions() -> None:
+    """Its own spelling of layers is that of the class; further numbers are those of layers that predict further
+    tokens; rates and lists that contradict each other, and what the class does not build, are refused by name."""
+    cases = [case["config"] for case in FAMILY_CASES if case["config"]["model_type"] == "deepseek_v4"]
+    own, listed, plain = cases[:3]
+    kinds = [layer.attention.compress_rate for layer in model_from_config(own, "m").kinds]
+    assert kinds == [None, 4, 128]
+    names = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
+    spelled = {key: value for key, value in own.items() if key != "compress_ratios"}
+    spelled |= {
+        "layer_types": [names[ratio] for ratio in own["compress_ratios"][:5]],
+        "model_type": "deepseek_ref",
+    }
+    assert model_from_config(spelled, "m") == model_from_config(own, "m")
+    rates = [layer.attention.compress_rate for layer in model_from_config(plain, "m").layers]
+    assert rates == [16, 2, 16, 2]
+    for config, changes, seen in (
+        (own, {"compress_ratios": [0, 4, 128]}, "compress_ratios is"),
+        (own, {"compress_ratios": [0, 4, 128, 4, 8]}, "compress_ratios is"),
+        (own, {"layer_types": ["sliding_attention"] * 5}, "layer_types differs from compress_ratios"),
+        (own, {"mlp_layer_types": ["dense"] * 5}, "mlp_layer_types is"),
+        (own, {"hc_mult": 1}, "hc_mult is 1"),
+        (own, {"num_key_value_heads": 2}, "num_key_value_heads is 2"),
+        (own, {"n_shared_experts": 2}, "n_shared_experts is 2"),
+        (own, {"o_groups": 5}, "o_groups=5 does not divide"),
+        (own, {"tie_word_embeddings": True}, "tie_word_embeddings is"),
+        (own, {"kv_lora_rank": 8}, "kv_lora_rank"),
+        (listed, {"layer_types": ["full_attention"] * 5}, "layer_types is"),
+        (listed, {"compress_rate_csa": 4}, "compress_rate_csa is 4"),
+        (listed, {"compress_rates": {"heavily_compressed_attention": 4}}, "compress_rates is"),
+    ):
+        with pytest.raises(InvalidInputError, match=seen):
+            model_from_config(config | changes, "m")

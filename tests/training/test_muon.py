@@ -18,8 +18,8 @@ from milpplan.explain.why_not import WORDS
 from milpplan.launchers import ImportRequest, restrict
 from milpplan.launchers.megatron.launcher import Megatron, imported, torchrun_script
 from milpplan.problem import Lora
-from milpplan.simulation import LayoutColumns, matrix_updates, states
-from milpplan.simulation.layers import hidden_matrices, layer_parameters, total_parameters
+from milpplan.simulation import LayoutColumns, hidden_matrices, matrix_updates, states
+from milpplan.simulation.layers import layer_parameters, total_parameters
 from milpplan.simulation.layout_costs import layout_costs
 from milpplan.validation.terms import used_terms
 from tests.amounts import long_but
@@ -54,7 +54,7 @@ def test_matrices_hold_all_but_vectors(case: tuple[str, ...]) -> None:
     """Matrices have the parameters of their layer but for norms, biases and convolutions: under 0.3 %."""
     model = problem_of(case[0]).model
     for kind in model.kinds:
-        matrices = hidden_matrices(model.hidden_size, kind)
+        matrices = hidden_matrices(model, kind)
         held = sum(m.outputs * m.inputs * max(m.num_experts, 1) for m in matrices)
         counts = layer_parameters(model, kind)
         assert 0.997 * counts.total < held <= counts.total
@@ -163,7 +163,7 @@ def test_whole_matrices_bound_the_most_loaded_rank() -> None:
     all_s = float(matrix_updates(problem, kind, one)[0].seconds[0])
     times = [
         float(matrix_updates(problem, kind, one, (matrix,))[0].seconds[0]) - all_s
-        for matrix in hidden_matrices(problem.model.hidden_size, kind)
+        for matrix in hidden_matrices(problem.model, kind)
     ]
     for ranks in (2, 8, 64):
         loads = [0.0] * ranks

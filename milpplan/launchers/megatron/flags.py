@@ -304,8 +304,8 @@ def _check_layers_alike(model: ModelSpec) -> None:
         raise _refuse(f"{model.name} has a head with a bias", "a head without one (core/models/gpt/gpt_model.py)")
     if not all(_is_softmax(kind) for kind in model.kinds):
         raise _refuse(
-            f"{model.name} has linear recurrences, gated attention or layers of one block",
-            "attention without a gate, and a feed-forward block, in every layer",
+            f"{model.name} has linear recurrences, gated attention, compressed keys or layers of one block",
+            "attention without a gate to keys of single tokens, and a feed-forward block, in every layer",
         )
     if any(kind.num_norms != 2 for kind in model.kinds):
         counts = sorted({kind.num_norms for kind in model.kinds})

@@ -534,8 +534,8 @@ class MegatronBridge:
             )
         if model.has_indexers:
             raise _refused(
-                f"{model.name} attends to keys that an indexer selects",
-                "attention to all earlier keys: exports to it write no indexer",
+                f"{model.name} attends to selected or compressed keys",
+                "attention to all earlier keys: exports to it write no other",
                 "Export to megatron.",
             )
         if job.grad_dtype != "fp32":

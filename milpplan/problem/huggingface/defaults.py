@@ -95,6 +95,7 @@ CLASS_DEFAULTS: dict[str, dict[str, object]] = {
     "granitemoehybrid": {"max_position_embeddings": 2048, "mamba_conv_bias": True},
     "bamba": {"max_position_embeddings": 262144, "mamba_conv_bias": True},
     "minimax_m3_vl_text": {"max_position_embeddings": 524288},
+    "deepseek_v4": {"max_position_embeddings": 1048576},
     "llama4_text": {"max_position_embeddings": 131072, "use_qk_norm": True, "no_rope_layer_interval": 4},
     "qwen3_next": {"max_position_embeddings": 32768},
     "qwen3_5_text": {"max_position_embeddings": 32768},
@@ -282,6 +283,14 @@ _FAMILY_REASONS["llama4_text"] |= {
 _FAMILY_REASONS["hunyuan_v1_dense"] = {"the number of a token": "eod_token_id"}
 _FAMILY_REASONS["deepseek_v3"] = _FAMILY_REASONS["deepseek_v2"]
 _FAMILY_REASONS["deepseek_v32"] = _FAMILY_REASONS["deepseek_v2"]
+_FAMILY_REASONS["deepseek_v4"] = {
+    _ROUTER: (
+        "topk_method scoring_func norm_topk_prob routed_scaling_factor output_router_logits router_aux_loss_coef "
+        "router_jitter_noise num_hash_layers"
+    ),
+    "numbers within kernels": "swiglu_limit compress_rope_theta qk_rope_head_dim hc_sinkhorn_iters hc_eps",
+    "the format of the stored weights; the job's precision is what is trained": "expert_dtype",
+}
 _FAMILY_REASONS["kimi_linear"] = _FAMILY_REASONS["deepseek_v2"] | {
     "names that Kimi's own files have for the router's arithmetic": (
         "num_expert_group moe_renormalize moe_router_activation_func use_grouped_topk"
@@ -349,8 +358,6 @@ OBSTACLES: Final = {
     "jamba": ("layers of Mamba", "mixtral"),
     "mamba2": ("layers of Mamba-2 without attention", "bamba"),
     "lfm2": ("short convolutions", "llama"),
-    "deepseek_v4": ("compressed sparse attention and several residual streams", "deepseek_v32"),
-    "deepseek_ref": ("compressed sparse attention and several residual streams", "deepseek_v32"),
     "kimi_k3": ("attention to earlier residuals, and gates of latent attention", "kimi_linear"),
     "bloom": ("a norm after the embedding, and a bias of positions in the scores", "gpt_neox"),
     "mpt": ("a bias of positions in the scores", "gpt_neox"),

@@ -611,6 +611,7 @@ BUILDERS: dict[str, Builder] = {
 """Families by ``model_type``."""
 
 RENAMED: Final = {
+    "deepseek_ref": "deepseek_v4",
     "kimi_k2": "deepseek_v3",
     "mimo": "qwen2",
     "minimax_m1": "minimax",
@@ -643,6 +644,7 @@ ALIASES: dict[str, dict[str, tuple[str, ...]]] = {
     "deepseek_v2": {"n_routed_experts": ("num_experts",)},
     "deepseek_v3": {"n_routed_experts": ("num_local_experts",)},
     "deepseek_v32": {"n_routed_experts": ("num_local_experts", "num_experts")},
+    "deepseek_v4": {"n_routed_experts": ("num_local_experts",), "moe_intermediate_size": ("intermediate_size",)},
     "glm_moe_dsa": {"n_routed_experts": ("num_local_experts", "num_experts")},
     "glm4_moe": {"n_routed_experts": ("num_local_experts",)},
     "gemma3_text": {"sliding_window_pattern": ("_sliding_window_pattern",)},

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from itertools import groupby
 
 from milpplan.problem import (
+    CompressedAttention,
     DenseMlp,
     GroupedQueryAttention,
+    Indexer,
     LayerRun,
     LinearRecurrence,
     MixtureOfExperts,
@@ -552,7 +554,75 @@ def _minimax_m3(fields: Fields, name: str) -> ModelSpec:
     return model_of(fields, name, runs(mixers, [experts if flag else dense for flag in is_expert]))
 
 
+_COMPRESSED = ("compressed_sparse_attention", "heavily_compressed_attention")
+_RATES = {0: "sliding_attention", 4: _COMPRESSED[0], 128: _COMPRESSED[1]}
+"""Kinds of layers by their number in ``compress_ratios``."""
+
+
+def _compression(fields: Fields) -> tuple[list[str], dict[str, int]]:
+    """Read DeepSeek-V4's kinds of layers, and the tokens of a block in each kind with compressed keys."""
+    number, listed = fields.num_layers, fields.sequence("layer_types")
+    ratios, rates = fields.sequence("compress_ratios"), {_COMPRESSED[0]: 4, _COMPRESSED[1]: 128}
+    # Further numbers are those of layers that predict further tokens.
+    kinds = [_COMPRESSED[layer < 2 or layer % 2 == 0] for layer in range(number)]
+    if ratios is not None:
+        if len(ratios) < number or {*map(str, ratios)} - {*map(str, _RATES)}:
+            raise fields.refuse(
+                f"compress_ratios is {shown(ratios)}.", f"Expected 0, 4 or 128 for each of {number} layers."
+            )
+        kinds = [_RATES[int(str(one))] for one in ratios[:number]]
+    if listed is not None:
+        if len(listed) < number or not {*map(str, listed)} <= {*_RATES.values()}:
+            raise fields.refuse(
+                f"layer_types is {shown(listed)}.",
+                f"Expected {', '.join(_RATES.values())} for each of {number} layers.",
+            )
+        if ratios is not None and listed[:number] != kinds:
+            raise fields.refuse("layer_types differs from compress_ratios.", "Expected the same kinds of layers.")
+        kinds = [str(kind) for kind in listed[:number]]
+    for key, kind in (("compress_rate_csa", _COMPRESSED[0]), ("compress_rate_hca", _COMPRESSED[1])):
+        rates[kind] = fields.integer(key, default=rates[kind])
+    nested = fields.value("compress_rates")
+    if isinstance(nested, Mapping) and {*nested} == {*rates}:
+        own = Fields(nested, f"{fields.source}, compress_rates")
+        for key, kind in (("compress_rate_csa", _COMPRESSED[0]), ("compress_rate_hca", _COMPRESSED[1])):
+            rates[kind] = own.integer(kind)
+            fields.must_be(key, rates[kind], "compress_rates says so")
+    elif nested is not None:
+        raise fields.refuse(f"compress_rates is {shown(nested)}.", f"Expected a number for {', '.join(rates)}.")
+    return kinds, rates
+
+
+def _deepseek_v4(fields: Fields, name: str) -> ModelSpec:
+    """Build attention to windows and compressed keys, experts in every layer, and several residual streams."""
+    for key in ("attention_bias", "mlp_bias", "tie_word_embeddings"):
+        fields.must_be(key, False, _AS_CLASS)
+    fields.must_be(KEY_VALUE_HEADS, 1, "all heads share a key, which is the value, too")
+    fields.must_be("n_shared_experts", 1, _AS_CLASS)
+    number, mlps = fields.num_layers, fields.sequence("mlp_layer_types")
+    if mlps is not None and (len(mlps) < number or not {*map(str, mlps)} <= {"hash_moe", "moe"}):
+        raise fields.refuse(f"mlp_layer_types is {shown(mlps)}.", f"Expected hash_moe or moe for {number} layers.")
+    kinds, rates = _compression(fields)
+    plain = CompressedAttention(
+        num_attention_heads=fields.integer(HEADS),
+        head_dim=fields.integer("head_dim"),
+        q_lora_rank=fields.integer("q_lora_rank"),
+        o_groups=fields.integer("o_groups"),
+        o_lora_rank=fields.integer("o_lora_rank"),
+        sliding_window=fields.integer("sliding_window"),
+    )
+    indexer = Indexer(**{key: fields.integer(key) for key in ("index_n_heads", "index_head_dim", "index_topk")})
+    mixers: dict[str, Mixer] = {_RATES[0]: plain}
+    for kind, selects in zip(_COMPRESSED, (indexer, None), strict=True):
+        mixers[kind] = plain.model_copy(update={"compress_rate": rates[kind], "indexer": selects})
+    width = fields.integer("moe_intermediate_size")
+    experts = experts_of(fields, "n_routed_experts", "moe_intermediate_size", shared_intermediate_size=width)
+    layers = runs([mixers[kind] for kind in kinds], [experts] * number)
+    return model_of(fields, name, layers, residual_streams=fields.integer("hc_mult", minimum=2))
+
+
 BUILDERS: dict[str, Builder] = {
+    "deepseek_v4": _deepseek_v4,
     "bamba": _bamba,
     "granitemoehybrid": _granite_hybrid,
     "minimax_m3_vl_text": _minimax_m3,

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
         encoder_parameters,
         final_norm_parameters,
         head_parameters,
-        hidden_matrices,
         layer_parameters,
         mfu,
+        mixed_streams,
         model_flops_per_token,
         mtp_parameters,
         mtp_projection_parameters,
@@ -49,5 +49,6 @@ if TYPE_CHECKING:
     )
     from milpplan.simulation.layers.recurrence import low_rank_bytes, scan_bytes, scan_flops, scan_s
     from milpplan.simulation.layers.shard import EXPOSED, ONCE, Part, Phase, Shard, Term
+    from milpplan.simulation.layers.sparse_attention import compressed_keys
 else:
     __getattr__ = lazy_exports(__name__, __file__)

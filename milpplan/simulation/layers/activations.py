@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milpplan.problem import (
+    CompressedAttention,
     DenseMlp,
     GroupedQueryAttention,
     LatentAttention,
@@ -46,10 +47,13 @@ from milpplan.simulation.layers.layer_time import (
     routed_rows,
     up_outputs,
 )
-from milpplan.simulation.layers.parameter_counts import padded_vocab_size, widths
+from milpplan.simulation.layers.parameter_counts import mixed_streams, padded_vocab_size, widths
+from milpplan.simulation.layers.residual_streams import deferred_stream_bytes, hyper_connection_bytes
 from milpplan.simulation.layers.shard import ALLGATHER, Shard, gathered_token_bytes
 from milpplan.simulation.layers.sparse_attention import (
     SCORE_BYTES,
+    compressed_deferred_bytes,
+    compressed_kept_bytes,
     indexer_input_bytes,
     indexer_output_width,
     kept_bytes,
@@ -80,7 +84,7 @@ def layer_activations(problem: Problem, kind: LayerRun, columns: LayoutColumns) 
     """
     shard = Shard.of(problem, columns)
     flash = problem.job.attention_kernel == "flash"
-    stream = BF16_BYTES * shard.tokens * shard.hidden / shard.sequence_tp
+    stream = BF16_BYTES * shard.tokens * shard.hidden / shard.sequence_tp * problem.model.residual_streams
     linear_input = shard.operand_bytes * shard.tokens * shard.hidden / shard.sequence_tp
     attention_needs, mlp_needs = _needs_inputs(shard, kind)
     attention_kept, attention_dropped = _attention(shard, kind)
@@ -92,6 +96,9 @@ def layer_activations(problem: Problem, kind: LayerRun, columns: LayoutColumns) 
     # Residual-stream inputs of the norms, and the norm outputs that feed the matrix products.
     kept = blocks * stream + mixer_input + attention_kept + mlp_kept + masks + norms
     kept = kept + _adapters(shard, kind)
+    if problem.model.residual_streams > 1:
+        # The three gradients of the streams, which are added, are alive together.
+        kept, workspace = kept + blocks * hyper_connection_bytes(shard), np.maximum(workspace, 3 * stream)
     if problem.inference:
         # No tensor waits for a backward: only the layer at work holds its tensors, at most all at the same time.
         zeros = np.zeros_like(shard.tokens)
@@ -138,8 +145,9 @@ def _module_bytes(shard: Shard, kind: LayerRun) -> FloatArray:
         assert isinstance(mixer, GroupedQueryAttention | LatentAttention)
         statistics = 4 * tokens * mixer.num_attention_heads / shard.tp + _exchanged_outputs(shard, mixer)
         dropped["core_attn"] = statistics if job.attention_kernel == "flash" else _attention(shard, kind)[1]
-    if isinstance(mixer, LatentAttention):
+    if isinstance(mixer, LatentAttention | CompressedAttention):
         dropped["layernorm"] = shard.operand_bytes * stream + copies
+    if isinstance(mixer, LatentAttention):
         widths = 2 * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim) + mixer.v_head_dim
         dropped["mla_up_proj"] = BF16_BYTES * tokens * mixer.num_attention_heads / shard.tp * widths
     if isinstance(mlp, MixtureOfExperts):
@@ -207,6 +215,11 @@ def _mixer_workspace(shard: Shard, kind: LayerRun) -> FloatArray:
     mixer = kind.attention
     if isinstance(mixer, LatentAttention) and mixer.indexer is not None:
         return workspace_bytes(mixer.indexer, shard.tokens, shard.problem.job.sequence_length)
+    if isinstance(mixer, CompressedAttention):
+        if mixer.indexer is None:
+            return np.zeros_like(shard.tokens)
+        length = shard.problem.job.sequence_length // (mixer.compress_rate or 1)
+        return workspace_bytes(mixer.indexer, shard.tokens, length)
     if isinstance(mixer, LinearRecurrence):
         return np.asarray(BF16_BYTES * shard.tokens * recurrence.workspace_elements(mixer) / shard.tp)
     temporary = _attention(shard, kind)[0] if isinstance(kind.mlp, NoBlock) else np.zeros_like(shard.tokens)
@@ -307,6 +320,8 @@ def _attention(shard: Shard, kind: LayerRun) -> tuple[FloatArray, FloatArray]:
         kept = BF16_BYTES * tokens * recurrence.kept_elements(attention) / tp + output
         kept = kept + 2 * recurrence.low_rank_bytes(shard, attention) / shard.sequence_tp
         return kept, output if job.attention_kernel == "flash" else np.zeros_like(tokens)
+    if isinstance(attention, CompressedAttention):
+        return compressed_kept_bytes(shard, attention)
     heads = attention.num_attention_heads / tp
     if isinstance(attention, LatentAttention):
         qk_dim = attention.qk_nope_head_dim + attention.qk_rope_head_dim
@@ -420,6 +435,8 @@ def layer_deferred_bytes(problem: Problem, kind: LayerRun, columns: LayoutColumn
         mlp = _deferred_dense_mlp(shard, kind.mlp)
     # Adapters keep A x and the gradient of it.
     total = _deferred_attention(shard, kind) + mlp + 2 * _adapters(shard, kind)
+    if problem.model.residual_streams > 1:
+        total = total + deferred_stream_bytes(shard, kind.num_blocks, mixed_streams(problem.model))
     return np.where(columns.split_backward, total, 0.0)
 
 
@@ -434,6 +451,8 @@ def head_deferred_bytes(problem: Problem, columns: LayoutColumns) -> FloatArray:
     whole = columns.tp if problem.hardware.software.gathered_logits else 1
     outputs = vocab * whole if problem.model.num_labels is None else problem.model.num_labels
     kept = BF16_BYTES * shard.tokens * (shard.hidden / shard.sequence_tp + outputs)
+    if (streams := problem.model.residual_streams) > 1:
+        kept = kept + deferred_stream_bytes(shard, 1, streams)
     head = np.where(columns.split_backward & problem.job.trains("head"), kept, 0.0)
     if not problem.job.mtp_layers:
         return head
@@ -467,6 +486,8 @@ def _deferred_attention(shard: Shard, kind: LayerRun) -> FloatArray:
         # Inputs of the second matrices of a low rank, and gradients of the first ones' outputs.
         narrow = 4 * recurrence.low_rank_bytes(shard, attention) / shard.sequence_tp
         return _column_input(shard) + _row_gradient(shard) + tokens * saved + narrow
+    if isinstance(attention, CompressedAttention):
+        return _column_input(shard) + _row_gradient(shard) + compressed_deferred_bytes(shard, attention)
     heads, trains = attention.num_attention_heads / shard.tp, shard.trains
     ends = _column_input(shard) * _needs_inputs(shard, kind)[0] + _row_gradient(shard) * trains("o_proj")
     if not isinstance(attention, LatentAttention):

@@ -19,6 +19,7 @@ from milpplan.simulation.layers.parameter_counts import (
     padded_vocab_size,
     position_parameters,
 )
+from milpplan.simulation.layers.residual_streams import mapping_s
 from milpplan.simulation.layers.shard import ONCE, Part, Phase, Shard
 from milpplan.simulation.layers.vision import encoder_costs
 from milpplan.simulation.network import collectives, far_s, placement
@@ -103,6 +104,9 @@ def _embedding(problem: Problem, columns: LayoutColumns) -> Endpoint:
     lookup = shard.memory_bound(2 * message)
     seconds[Part.COMPUTE, Phase.FORWARD] = lookup
     seconds[Part.COMPUTE, Phase.BACKWARD] = 1.5 * lookup
+    if (streams := problem.model.residual_streams) > 1:
+        # Embeddings are copied to all streams, and their gradients added.
+        seconds[Part.COMPUTE] += shard.memory_bound((streams + 1) * message / shard.sequence_tp)
     sp, group = columns.sequence_parallel, placement.tensor(columns)
     scatter = collectives.reduce_scatter_s(problem.hardware, message, *group)
     gather = collectives.all_gather_s(problem.hardware, message, *group)
@@ -123,11 +127,37 @@ def _embedding(problem: Problem, columns: LayoutColumns) -> Endpoint:
 def head_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
     """Price the head, of training with the layers of multi-token prediction."""
     if problem.inference:
-        return _next_tokens(problem, columns)
-    if problem.model.num_labels is not None:
-        return _with_reference(problem, _scores(problem, columns))
-    head = _with_reference(problem, _head_of_training(problem, columns))
+        head = _next_tokens(problem, columns)
+    elif problem.model.num_labels is not None:
+        head = _scores(problem, columns)
+    else:
+        head = _head_of_training(problem, columns)
+    if problem.model.residual_streams > 1:
+        head = _of_streams(problem, columns, head)
+    head = _with_reference(problem, head)
     return _with_mtp_layers(problem, columns, head) if problem.job.mtp_layers else head
+
+
+def _of_streams(problem: Problem, columns: LayoutColumns, head: Endpoint) -> Endpoint:
+    """Add the mapping that weights the residual streams to the input of the final norm; it keeps the streams.
+
+    2 u h bytes for each of n + 1 tensors forward and 2 n + 1 backward, beside the mapping's products.
+    """
+    shard, streams = Shard.of(problem, columns), problem.model.residual_streams
+    tokens = shard.tokens / shard.sequence_tp
+    if problem.inference:
+        tokens = columns.micro_batch_size.astype(np.float64)
+    stream, trained = BF16_BYTES * tokens * shard.hidden, problem.job.trains("head")
+    forward, inputs, weight = mapping_s(shard, tokens, streams)
+    apart = np.where(columns.split_backward, weight * trained, 0.0)
+    seconds, weight_s = head.seconds.copy(), head.weight_s.copy()
+    seconds[Part.COMPUTE, Phase.FORWARD] += forward + shard.memory_bound((streams + 1) * stream)
+    if problem.inference:
+        return replace(head, seconds=seconds)
+    back = inputs + shard.memory_bound((2 * streams + 1) * stream)
+    seconds[Part.COMPUTE, Phase.BACKWARD] += back + weight * trained - apart
+    weight_s[Part.COMPUTE] += apart
+    return replace(head, seconds=seconds, weight_s=weight_s, kept_bytes=head.kept_bytes + streams * stream)
 
 
 def _head_of_training(problem: Problem, columns: LayoutColumns) -> Endpoint:

@@ -20,6 +20,7 @@ import numpy as np
 
 from milpplan.plugins import PluginError, plugin, plugin_title
 from milpplan.problem import (
+    CompressedAttention,
     DenseMlp,
     GroupedQueryAttention,
     Indexer,
@@ -34,6 +35,7 @@ from milpplan.problem.model import Attention, LinearModule
 from milpplan.simulation import FloatArray, LayoutColumns
 from milpplan.simulation.layers import kernels, recurrence
 from milpplan.simulation.layers.kernels import BF16_BYTES, FP32_BYTES, Mask, Numbers, average_keys
+from milpplan.simulation.layers.residual_streams import add_hyper_connections
 from milpplan.simulation.layers.shard import (
     ALLGATHER,
     EXPOSED,
@@ -49,7 +51,9 @@ from milpplan.simulation.layers.shard import (
     named_dispatch,
 )
 from milpplan.simulation.layers.sparse_attention import (
+    add_compressed_attention,
     block_scores_s,
+    compressed_core_s,
     gathered_key_width,
     indexer_input_bytes,
     selected_keys,
@@ -120,6 +124,9 @@ def layer_tally(
         _grouped_query_attention(shard, kind.attention, tally)
     elif isinstance(kind.attention, LinearRecurrence):
         recurrence.add_recurrence(shard, kind.attention, tally)
+    elif isinstance(kind.attention, CompressedAttention):
+        core = core or flash_core_s(shard, kind.attention, problem.job.sequence_length, shard.tokens, 1)
+        add_compressed_attention(shard, kind.attention, tally, core)
     if isinstance(kind.mlp, MixtureOfExperts):
         with tally.module("moe"):
             _mixture_of_experts(shard, kind.mlp, tally)
@@ -176,7 +183,7 @@ def core_shape(attention: Attention, tp: FloatArray) -> tuple[FloatArray, tuple[
 
 def flash_core_s(
     shard: Shard,
-    attention: Attention,
+    attention: Attention | CompressedAttention,
     sequence_length: Numbers,
     tokens: Numbers,
     num_kernels: Numbers,
@@ -198,8 +205,11 @@ def flash_core_s(
         Seconds forward and backward, in the broadcast shape.
     """
     gpu, rate = shard.problem.hardware.accelerator, shard.problem.hardware.software.attention_efficiency
-    heads, sizes, window = core_shape(attention, shard.tp)
     chunk = np.asarray(sequence_length) / shard.columns.ring
+    if isinstance(attention, CompressedAttention):
+        assert mask == "causal"
+        return compressed_core_s(gpu, rate, attention, (sequence_length, chunk), tokens, num_kernels)
+    heads, sizes, window = core_shape(attention, shard.tp)
     if isinstance(attention, LatentAttention) and attention.indexer is not None:
         assert mask == "causal"
         return sparse_core_s(gpu, rate, attention, heads, (sequence_length, chunk), tokens, num_kernels)
@@ -225,9 +235,12 @@ def _norms_and_residuals(shard: Shard, kind: LayerRun, tally: Tally) -> None:
     for _ in range(kind.num_norms):
         tally.compute(norm, 1.5 * norm, selective=flash)
     # The norm before a dense MLP is part of its first product, and so of the module.
-    own = isinstance(kind.attention, LatentAttention) + isinstance(kind.mlp, MixtureOfExperts)
+    own = (kind.attention.type in ("mla", "compressed")) + isinstance(kind.mlp, MixtureOfExperts)
     tally.replayed_by("layernorm", Part.COMPUTE, own * norm)
     tally.replayed_by("mlp", Part.COMPUTE, isinstance(kind.mlp, DenseMlp) * norm)
+    if shard.problem.model.residual_streams > 1:
+        add_hyper_connections(shard, kind.num_blocks, tally)
+        return
     residual = shard.memory_bound(3 * BF16_BYTES * elements)
     tally.compute(kind.num_blocks * residual, kind.num_blocks * residual)
 

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from milpplan.problem import (
+    CompressedAttention,
     GroupedQueryAttention,
     LatentAttention,
     LayerRun,
@@ -136,6 +137,47 @@ def indexer_matrix_parameters(hidden: int, attention: LatentAttention) -> int:
     return queries + hidden * (indexer.index_head_dim + indexer.index_n_heads)
 
 
+def _compressed_attention(hidden: int, attention: CompressedAttention) -> LayerParameters:
+    """Count DeepSeek-V4's attention, of which every rank has a copy.
+
+    With A heads of width d in g groups of rank ro, query rank rq, and ``series`` n of blocks of m tokens:
+    ``h*rq + rq + rq*A*d + h*d + d + A*d*ro + g*ro*h + A``, and ``2*h*n*d + m*n*d + d`` for compressed keys. An
+    indexer compresses keys of its own width, and has queries and weights of heads. Source: transformers 5.24.0,
+    ``DeepseekV4Attention``, ``DeepseekV4HCACompressor``, ``DeepseekV4CSACompressor``, ``DeepseekV4Indexer``.
+    """
+    size, query = attention.head_dim, attention.num_attention_heads * attention.head_dim
+    total = (hidden + 1 + query) * attention.q_lora_rank + (hidden + 1) * size
+    total += query * attention.o_lora_rank + attention.o_groups * attention.o_lora_rank * hidden
+    total += attention.num_attention_heads + compressed_parameters(hidden, attention, size)
+    return LayerParameters(replicated=total + selecting_parameters(hidden, attention))
+
+
+def compressed_parameters(hidden: int, attention: CompressedAttention, size: int) -> int:
+    """Count the weights that make compressed keys of width ``size``: values, gates, positions and a norm."""
+    if attention.compress_rate is None:
+        return 0
+    return (2 * hidden + attention.compress_rate) * attention.series * size + size
+
+
+def selecting_parameters(hidden: int, attention: CompressedAttention) -> int:
+    """Count the weights of an indexer of compressed keys; 0 without one."""
+    if (indexer := attention.indexer) is None:
+        return 0
+    queries = attention.q_lora_rank * indexer.index_n_heads * indexer.index_head_dim
+    keys = compressed_parameters(hidden, attention, indexer.index_head_dim)
+    return queries + hidden * indexer.index_n_heads + keys
+
+
+def stream_parameters(model: ModelSpec, mapped: int) -> int:
+    """Count a mapping of n residual streams to ``mapped`` numbers of each token, ``mapped * (n*h + 1)``."""
+    return mapped * (model.residual_streams * model.hidden_size + 1)
+
+
+def mixed_streams(model: ModelSpec) -> int:
+    """Count the numbers of a token in a hyper-connection: n to read, n to write and n^2 to mix n streams."""
+    return model.residual_streams * (2 + model.residual_streams)
+
+
 @dataclass(frozen=True, slots=True)
 class Widths:
     """Widths of a recurrence's tensors in elements a token, over all heads."""
@@ -233,8 +275,15 @@ def _mixture_of_experts(hidden: int, mlp: MixtureOfExperts) -> LayerParameters:
 
 
 def layer_parameters(model: ModelSpec, kind: LayerRun) -> LayerParameters:
-    """Count the parameters of **one** layer of ``kind`` (its ``count`` is ignored), by sharding."""
+    """Count the parameters of **one** layer of ``kind`` (its ``count`` is ignored), by sharding.
+
+    A hyper-connection around each block has a mapping and three factors. Source: transformers 5.24.0,
+    ``DeepseekV4HyperConnection``.
+    """
     norms = LayerParameters(replicated=kind.num_norms * _norm_parameters(model))
+    if model.residual_streams > 1:
+        mappings = kind.num_blocks * (stream_parameters(model, mixed_streams(model)) + 3)
+        norms = norms + LayerParameters(replicated=mappings)
     return _mixer(model.hidden_size, kind.attention) + _mlp(model.hidden_size, kind.mlp) + norms
 
 
@@ -244,6 +293,8 @@ def _mixer(hidden: int, mixer: Mixer) -> LayerParameters:
         return LayerParameters()
     if isinstance(mixer, LatentAttention):
         return _latent_attention(hidden, mixer)
+    if isinstance(mixer, CompressedAttention):
+        return _compressed_attention(hidden, mixer)
     if isinstance(mixer, LinearRecurrence):
         return _linear_recurrence(hidden, mixer)
     return _grouped_query_attention(hidden, mixer)
@@ -258,82 +309,11 @@ def _mlp(hidden: int, mlp: Mlp) -> LayerParameters:
     return LayerParameters(*_feed_forward(hidden, mlp.intermediate_size, mlp.gated, mlp.bias))
 
 
-class Matrix(NamedTuple):
-    """Weight of a layer with two dimensions, as Megatron-LM stores it."""
-
-    outputs: int
-    inputs: int
-    divided: Literal["outputs", "inputs", ""]
-    """Dimension that tensor parallelism divides (of experts, etp); empty: none, every rank has a copy."""
-    num_experts: int = 0
-    """Routed experts that have such a matrix each; 0: a matrix of the whole layer."""
-
-
-def hidden_matrices(hidden: int, kind: LayerRun) -> tuple[Matrix, ...]:
-    """List the matrices of one layer of ``kind``; gate and up are one, queries, keys and values three.
-
-    Vectors (norms, biases, decays) and convolutions are left out. Source: Megatron-LM's ``linear_fc1``, and
-    ``split_qkv`` of its core/optimizer/emerging_optimizers.py.
-    """
-    return _mixer_matrices(hidden, kind.attention) + _mlp_matrices(hidden, kind.mlp)
-
-
-def _mixer_matrices(hidden: int, mixer: Mixer) -> tuple[Matrix, ...]:
-    if isinstance(mixer, NoBlock):
-        return ()
-    if isinstance(mixer, LinearRecurrence):
-        width, rank = widths(mixer), mixer.gate_rank
-        found = (Matrix(direct_width(mixer), hidden, "outputs"), Matrix(hidden, width.values, "inputs"))
-        if rank is None:
-            return found
-        decay = Matrix(mixer.num_value_heads * mixer.key_head_dim, rank, "outputs")
-        return (*found, *[Matrix(rank, hidden, "")] * 2, decay, Matrix(width.values, rank, "outputs"))
-    heads = mixer.num_attention_heads
-    if isinstance(mixer, GroupedQueryAttention):
-        keys, values = mixer.num_key_value_heads * mixer.head_dim, mixer.num_key_value_heads * mixer.value_dim
-        rows = [heads * mixer.head_dim, keys, *[values] * (not mixer.keys_are_values)]
-        rows += [heads * mixer.gate_dim] * (mixer.gate_dim > 0)
-        inputs = [Matrix(count, hidden, "outputs") for count in rows]
-        if blocks := mixer.blocks:
-            sizes = (blocks.width - blocks.index_head_dim, blocks.index_head_dim)
-            inputs += [Matrix(count, hidden, "") for count in sizes]
-        return (*inputs, Matrix(hidden, heads * mixer.value_dim, "inputs"))
-    query = heads * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim)
-    latent = [
-        Matrix(mixer.kv_lora_rank + mixer.qk_rope_head_dim, hidden, ""),
-        Matrix(heads * (mixer.qk_nope_head_dim + mixer.v_head_dim), mixer.kv_lora_rank, "outputs"),
-        Matrix(hidden, heads * mixer.v_head_dim, "inputs"),
-    ]
-    if mixer.q_lora_rank is None:
-        return (*latent, Matrix(query, hidden, "outputs"))
-    latent += [Matrix(mixer.q_lora_rank, hidden, ""), Matrix(query, mixer.q_lora_rank, "outputs")]
-    if mixer.indexer is not None and not mixer.indexer.takes:
-        scored, key = mixer.indexer.index_n_heads, mixer.indexer.index_head_dim
-        latent += [Matrix(scored * key, mixer.q_lora_rank, "")]
-        latent += [Matrix(rows, hidden, "") for rows in (key, scored)]
-    return tuple(latent)
-
-
-def _mlp_matrices(hidden: int, mlp: Mlp) -> tuple[Matrix, ...]:
-    if isinstance(mlp, NoBlock):
-        return ()
-    columns = 2 if mlp.gated else 1
-    shared, found = mlp.intermediate_size, list[Matrix]()
-    if isinstance(mlp, MixtureOfExperts):
-        experts, shared, latent = mlp.num_experts, mlp.shared_intermediate_size, mlp.latent_size
-        found = [Matrix(experts, hidden, ""), *[Matrix(1, hidden, "")] * mlp.shared_gate]
-        found += [Matrix(latent, hidden, ""), Matrix(hidden, latent, "")] if latent else []
-        inputs, width = latent or hidden, mlp.intermediate_size
-        found += [Matrix(columns * width, inputs, "outputs", experts), Matrix(inputs, width, "inputs", experts)]
-    if shared:
-        found += [Matrix(columns * shared, hidden, "outputs"), Matrix(hidden, shared, "inputs")]
-    return tuple(found)
-
-
 def mtp_projection_parameters(model: ModelSpec) -> LayerParameters:
     """Count the projection of a layer of multi-token prediction, 2 h^2, and its norms: of both inputs and before
     the head."""
-    return LayerParameters(tensor_parallel=2 * model.hidden_size**2, replicated=3 * _norm_parameters(model))
+    copied = 2 * _norm_parameters(model) + final_norm_parameters(model)
+    return LayerParameters(tensor_parallel=2 * model.hidden_size**2, replicated=copied)
 
 
 def mtp_parameters(model: ModelSpec) -> int:
@@ -391,7 +371,7 @@ def _matrix_shapes(
 ) -> dict[str, tuple[FloatOrArray, FloatOrArray, Literal["inputs", "outputs", ""]]]:
     """List inputs and outputs of a layer's matrices on one GPU, and which of both tp divides, without experts."""
     attention, mlp = kind.attention, kind.mlp
-    assert not isinstance(attention, LinearRecurrence | NoBlock)
+    assert not isinstance(attention, CompressedAttention | LinearRecurrence | NoBlock)
     assert not isinstance(mlp, NoBlock)
     heads = attention.num_attention_heads / tp
     shapes: dict[str, tuple[FloatOrArray, FloatOrArray, Literal["inputs", "outputs", ""]]]
@@ -472,8 +452,10 @@ def head_parameters(model: ModelSpec) -> int:
 
 
 def final_norm_parameters(model: ModelSpec) -> int:
-    """Count the norm before the output projection; a copy on every tp rank."""
-    return _norm_parameters(model)
+    """Count the norm before the output projection, and the mapping with a factor that reads several residual
+    streams (``DeepseekV4HyperHead``); a copy on every tp rank."""
+    streams = model.residual_streams
+    return _norm_parameters(model) + (stream_parameters(model, streams) + 1 if streams > 1 else 0)
 
 
 def encoder_model(vision: VisionEncoder) -> ModelSpec:
@@ -643,6 +625,16 @@ def _mixer_flops(hidden: int, mixer: Mixer, sequence_length: int) -> tuple[float
         # Scores of all earlier keys forward; the branch has no gradient.
         scores = 2 * float(average_keys(sequence_length, None)) * blocks.index_n_heads * blocks.index_head_dim
         return scores - 4 * hidden * blocks.width, core
+    if isinstance(mixer, CompressedAttention):
+        from milpplan.simulation.layers.sparse_attention import compressed_keys
+
+        earlier, chosen, _ = (float(number) for number in compressed_keys(mixer, sequence_length))
+        attended = chosen + float(average_keys(sequence_length, mixer.sliding_window))
+        core, indexer = 12 * attended * heads * mixer.head_dim, mixer.indexer
+        if indexer is None:
+            return (core,)
+        scores = indexer.index_n_heads * indexer.index_head_dim * (2 * earlier + 4 * chosen)
+        return scores - 2 * selecting_parameters(hidden, mixer), core
     keys = float(average_keys(sequence_length, None))
     if mixer.indexer is None:
         return (6 * keys * heads * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim + mixer.v_head_dim),)

@@ -9,20 +9,25 @@ Tensor-parallel ranks divide the heads of the attention and copy the indexer: ea
 micro-batch. Context-parallel ranks gather all keys. A layer that takes the keys of the layer before it (GLM-5.2)
 has the attention alone; the layer that selects them keeps their positions, which its replay cannot give in time.
 
+Attention to compressed keys (DeepSeek-V4) selects of them in this way, or attends to all. Its one head of keys is
+that of values too, and no rank has a part of it: tensor and context parallelism are refused.
+
 Sources: DeepSeek-AI 2025 (DeepSeek-V3.2), section 2.1, equations 1, 2 and 4, its second stage of training;
 Megatron-LM d98e8a64, core/transformer/experimental_attention_variant (dsa.py, absorbed_mla.py,
-dsa_cudnn_kernels.py) with a fused kernel and the loss of selected keys. No measured run has such layers: index
-scores take the rate of dense attention.
+dsa_cudnn_kernels.py) with a fused kernel and the loss of selected keys; DeepSeek-AI 2026 (DeepSeek-V4, arXiv
+2606.19348), section 2.3, Megatron-LM 009276bb, deepseek_v4_hybrid_attention.py. No measured run has such layers:
+index scores take the rate of dense attention.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from milpplan.problem import Accelerator, BlockIndexer, Indexer, LatentAttention
+from milpplan.problem import Accelerator, BlockIndexer, CompressedAttention, Indexer, LatentAttention
 from milpplan.simulation import FloatArray
 from milpplan.simulation.layers import kernels
 from milpplan.simulation.layers.kernels import BF16_BYTES, Numbers, average_keys
+from milpplan.simulation.layers.shard import CoreSeconds, Shard, Tally
 from milpplan.units import GIB
 
 HEAD_TILE = 64
@@ -84,15 +89,186 @@ def sparse_core_s(
     flops = kernels.flash_attention_flops(
         accelerator, tokens, selected, filled, key_width + attention.kv_lora_rank, tiles
     )
-    if indexer.takes:
-        forward = kernels.attention_forward_s(accelerator, flops[0] / rate, lengths[1])
-        return forward, kernels.attention_backward_s(accelerator, flops[1] / rate, lengths[1])
-    score_flops = 2 * tokens * indexer.index_n_heads * indexer.index_head_dim
-    loss = 2 * tokens * selected * filled * key_width + 3 * score_flops * selected
-    traffic = SCORE_BYTES * tokens * (2 * earlier + tiles[1])
-    forward = kernels.attention_forward_s(accelerator, (flops[0] + score_flops * earlier) / rate, lengths[1])
-    backward = kernels.attention_backward_s(accelerator, (flops[1] + loss) / rate, lengths[1])
-    return forward + traffic / accelerator.memory_rate_bytes_per_s, backward
+    scored = None if indexer.takes else (earlier, selected, tiles[1])
+    return _selected_s(accelerator, rate, flops, indexer, scored, (tokens, filled * key_width, lengths[1]))
+
+
+def _selected_s(
+    accelerator: Accelerator,
+    rate: float,
+    flops: tuple[FloatArray, FloatArray],
+    indexer: Indexer | None,
+    scored: tuple[FloatArray, FloatArray, FloatArray] | None,
+    sizes: tuple[FloatArray, FloatArray | float, Numbers],
+) -> tuple[FloatArray, FloatArray]:
+    """Time attention of ``flops`` forward and backward with the scores, selection and loss of an indexer, if any.
+
+    Args:
+        accelerator: accelerator with the rates of flash attention.
+        rate: factor of these rates.
+        flops: of the attention.
+        indexer: indexer of the layer.
+        scored: mean number of scored keys of a query, of selected keys, and their maximum; None: no indexer works.
+        sizes: tokens, width of all heads' keys, and the length that sets the rate.
+
+    Returns:
+        Seconds forward and backward.
+    """
+    tokens, width, length = sizes
+    traffic: FloatArray | float = 0.0
+    if indexer is not None and scored is not None:
+        score_flops = 2 * tokens * indexer.index_n_heads * indexer.index_head_dim
+        loss = 2 * tokens * scored[1] * width + 3 * score_flops * scored[1]
+        traffic = SCORE_BYTES * tokens * (2 * scored[0] + scored[2])
+        flops = flops[0] + score_flops * scored[0], flops[1] + loss
+    forward = kernels.attention_forward_s(accelerator, flops[0] / rate, length)
+    backward = kernels.attention_backward_s(accelerator, flops[1] / rate, length)
+    return np.asarray(forward + traffic / accelerator.memory_rate_bytes_per_s), backward
+
+
+def compressed_keys(
+    attention: CompressedAttention, sequence_length: Numbers
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Count compressed keys: the mean before a query, the mean that it attends to, and their maximum.
+
+    With blocks of m tokens and a selection of k: s / (2 m), the mean of min(earlier keys, k), and min(s / m, k). A
+    key stands for whole blocks before a query, and the means are at most half a key too many: an upper bound.
+    """
+    if attention.compress_rate is None:
+        zeros = np.zeros_like(np.asarray(sequence_length, dtype=np.float64))
+        return zeros, zeros, zeros
+    keys, indexer = np.asarray(sequence_length, dtype=np.float64) / attention.compress_rate, attention.indexer
+    if indexer is None:
+        return average_keys(keys, None), average_keys(keys, None), keys
+    return average_keys(keys, None), average_keys(keys, indexer.index_topk), selected_keys(indexer, keys)
+
+
+def compressed_core_s(
+    accelerator: Accelerator,
+    rate: float,
+    attention: CompressedAttention,
+    lengths: tuple[Numbers, Numbers],
+    tokens: Numbers,
+    num_kernels: Numbers,
+) -> tuple[FloatArray, FloatArray]:
+    """Time attention to a window and to compressed keys, with an indexer's work as in ``sparse_core_s``.
+
+    2 u (w + k') A 2 d FLOPs forward + last tile, with A heads, padded, of width d, and w and k' the mean numbers
+    of keys of the window and of compressed keys that a query attends to.
+
+    Args:
+        accelerator: accelerator with the rates of flash attention.
+        rate: factor of these rates.
+        attention: attention to compressed keys.
+        lengths: tokens of a sequence, and the length that sets the rate.
+        tokens: tokens of a rank.
+        num_kernels: number of kernels that lose last tiles, at most 1 here.
+
+    Returns:
+        Seconds forward and backward, in the broadcast shape.
+    """
+    tokens = np.asarray(tokens, dtype=np.float64)
+    filled = np.ceil(attention.num_attention_heads / HEAD_TILE) * HEAD_TILE
+    earlier, chosen, most = compressed_keys(attention, lengths[0])
+    attended = chosen + average_keys(lengths[0], attention.sliding_window)
+    tiles = np.minimum(num_kernels, 1), most + np.minimum(lengths[0], attention.sliding_window)
+    flops = kernels.flash_attention_flops(accelerator, tokens, attended, filled, 2 * attention.head_dim, tiles)
+    sizes = tokens, filled * attention.head_dim, lengths[1]
+    return _selected_s(accelerator, rate, flops, attention.indexer, (earlier, chosen, most), sizes)
+
+
+def add_compressed_attention(
+    shard: Shard, attention: CompressedAttention, tally: Tally, core: CoreSeconds
+) -> None:
+    """Add the products, compressions, norms and rotary positions of attention to compressed keys, and its core.
+
+    Bytes of u tokens: 4 u (A d + d) for norms and rotary positions of queries and key, which the kernel of the
+    attention takes off its output; 4 n u d + 2 u d / m for a compression of n series to keys of width d in one
+    kernel (Megatron-LM's csa_utils/fused_compressor.py), 8 n u d + 2 u d / m backward. First projections of groups
+    are one launch in bf16. Selective recomputation replays the queries. The indexer's inputs need no gradient.
+
+    Args:
+        shard: share of the micro-batch.
+        attention: attention of the layer.
+        tally: sum to add to.
+        core: seconds of the attention forward and backward.
+    """
+    tokens, hidden, gpu = shard.tokens, float(shard.hidden), shard.problem.hardware.accelerator
+    size, heads = float(attention.head_dim), float(attention.num_attention_heads)
+    rank, groups, width = float(attention.q_lora_rank), float(attention.o_groups), float(attention.o_lora_rank)
+    series, rate = attention.series, attention.compress_rate or 1
+    sizes = [(rank, hidden), (size, hidden), (hidden, groups * width)]
+    sizes += [(2 * series * size, hidden)] * (series > 0)
+    for outputs, inputs in sizes:
+        product = shard.gemm(tokens, outputs, inputs, {})
+        tally.compute(product.forward, product.dgrad + product.wgrad, product.wgrad)
+    up = shard.gemm(tokens, heads * size, rank, {})
+    turned = shard.memory_bound(2 * BF16_BYTES * tokens * (heads + 1) * size)
+    backward = up.dgrad + up.wgrad + 1.5 * turned
+    tally.compute(up.forward + turned, backward, up.wgrad, selective=True)
+    inner = heads * size / groups
+    weight = kernels.weight_gradient_s(
+        gpu, "bf16", width, inner, tokens, groups, shard.grad_bytes, shard.fused_sums
+    )
+    grouped = kernels.gemm_s(gpu, "bf16", tokens, width, inner, groups)
+    tally.compute(grouped, kernels.gemm_s(gpu, "bf16", tokens, inner, width, groups) + weight, weight)
+    indexer = attention.indexer
+    for narrow in [size] * (series > 0) + ([float(indexer.index_head_dim)] if indexer else []):
+        read, written = 2 * series * narrow * tokens, narrow * tokens / rate
+        forward_s, backward_s = (BF16_BYTES * (times * read + written) for times in (1, 2))
+        tally.compute(shard.memory_bound(forward_s), shard.memory_bound(backward_s))
+    if indexer is not None:
+        count, narrow = float(indexer.index_n_heads), float(indexer.index_head_dim)
+        # Rotary positions, and the Hadamard rotation of queries.
+        passes = shard.memory_bound(4 * BF16_BYTES * tokens * count * narrow)
+        tally.compute(passes, passes)
+        for outputs, inputs in ((count * narrow, rank), (2 * series * narrow, hidden), (count, hidden)):
+            product = shard.gemm(tokens, outputs, inputs, {})
+            tally.compute(product.forward, product.wgrad, product.wgrad)
+    tally.compute(*core)
+
+
+def compressed_kept_bytes(shard: Shard, attention: CompressedAttention) -> tuple[FloatArray, FloatArray]:
+    """Count the bytes that attention to compressed keys keeps, and those that selective recomputation drops.
+
+        dropped     4 u A d queries before their norm and after it
+        kept        4 u (rq + d) query of low rank and key, before their norms and after; 4 n u d values and gates
+                    of n series, 4 u d / m compressed keys; 2 u A d outputs, 4 u A statistics, 2 u g ro input of
+                    the last product, quantized a copy; 4 u min(k, s / m) positions, 2 u (H (d' + 1) + 2 n d')
+                    gradients of the indexer's queries, weights, values and gates
+
+    Args:
+        shard: share of the micro-batch.
+        attention: attention of the layer.
+    """
+    tokens, size, heads = shard.tokens, attention.head_dim, attention.num_attention_heads
+    dropped = 2 * BF16_BYTES * tokens * heads * size
+    elements = 2.0 * (attention.q_lora_rank + size) + 2 * attention.series * size + heads * size
+    if attention.compress_rate is not None:
+        elements += 2 * size / attention.compress_rate
+    kept = tokens * (BF16_BYTES * elements + 4 * heads)
+    kept = kept + shard.operand_bytes * tokens * attention.o_groups * attention.o_lora_rank
+    if attention.indexer is not None:
+        chosen = compressed_keys(attention, shard.problem.job.sequence_length)[2]
+        kept = kept + tokens * (SCORE_BYTES * chosen + BF16_BYTES * selecting_width(attention))
+    return np.asarray(kept + dropped), dropped
+
+
+def selecting_width(attention: CompressedAttention) -> int:
+    """Count an indexer's outputs of a token for compressed keys: queries, weights of heads, values and gates."""
+    if (indexer := attention.indexer) is None:
+        return 0
+    return indexer.index_n_heads * (indexer.index_head_dim + 1) + 2 * attention.series * indexer.index_head_dim
+
+
+def compressed_deferred_bytes(shard: Shard, attention: CompressedAttention) -> FloatArray:
+    """Count the bytes that weight gradients of attention to compressed keys wait for: inputs of its products and
+    gradients of their outputs, without its own input and the gradient of its output."""
+    rank, query = attention.q_lora_rank, attention.num_attention_heads * attention.head_dim
+    outputs, size = attention.o_groups * attention.o_lora_rank, attention.head_dim
+    inputs = rank + query + 2 * outputs + selecting_width(attention)
+    gradients = rank + query + (1 + 2 * attention.series) * size
+    return np.asarray(shard.tokens * (BF16_BYTES * inputs + shard.operand_bytes * gradients))
 
 
 def block_scores_s(

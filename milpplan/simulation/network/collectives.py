@@ -476,7 +476,8 @@ def _sent_s(
     tp = columns.tp
     tokens = columns.micro_batch_size * problem.job.sequence_length / columns.cp
     gathered = columns.pp_scatter_gather & ~columns.sequence_parallel
-    message = BF16_BYTES * tokens * problem.model.hidden_size * (1 + problem.job.joined_forwards)
+    width = problem.model.hidden_size * problem.model.residual_streams
+    message = BF16_BYTES * tokens * width * (1 + problem.job.joined_forwards)
     share = np.where(columns.sequence_parallel | gathered, tp, 1)
     seconds = p2p_s(hardware, message / share, placement.pipeline(columns).stride, inside, same_pod)
     if columns.any_of("pp_scatter_gather"):

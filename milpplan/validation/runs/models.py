@@ -37,7 +37,7 @@ PRESETS: Final = {
 HYBRID: Final = "hybrids of attention and state-space layers are not built from records"
 UNSTATABLE: Final = (
     ("llama-4", "layers with and without experts alternate, and the record does not say how"),
-    ("deepseek-v4", "its attention is not modelled"),
+    ("deepseek-v4", "its attention to compressed keys is not built from records"),
     ("nemotron-3", HYBRID),
     ("nemotron3", HYBRID),
     ("nemotron_3", HYBRID),
