@@ -58,8 +58,6 @@ FIXED: dict[str, tuple[object, ...]] = {
 }
 """Allowed values of the layout's fields in this space."""
 
-# Counted seconds of sizing a strategy.
-_STRATEGY_S = 3e-3
 _DEFAULTS = {
     name: getattr(Space(), name)[0] for name in ("tp_overlap", "pp_scatter_gather", "gather_again", "rank_order")
 }
@@ -211,7 +209,7 @@ def sized(problem: Problem, strategies: Sequence[Candidate], max_quanta: int) ->
     Raises:
         InfeasibleError: no candidate holds anything.
     """
-    spend(_STRATEGY_S * len(strategies))
+    spend(3e-3 * len(strategies))
     peaks = _Peaks(problem, tuple(strategies))
     usable = usable_memory_bytes(problem)
     own_memory = _max_quanta(peaks, np.zeros(len(strategies), dtype=np.int64), usable, max_quanta)

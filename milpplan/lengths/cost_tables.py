@@ -65,10 +65,11 @@ from milpplan.units import NS_PER_S
 
 # Seconds of attention that hide any ring.
 _LONG_S = 100.0
-# Counted seconds of a call of the cost model, of each of its layouts and of each micro-batch.
-_CALL_S, _LAYOUT_S, _MICRO_BATCH_S = 1.8e-3, 1.2e-3, 3.4e-6
-# Micro-batches evaluated in one call.
-_ROWS = 4_000
+
+
+def _spend_call(layouts: int, micro_batches: int, calls: int = 1) -> None:
+    """Count calls of the cost model."""
+    spend(calls * (1.8e-3 + 1.2e-3 * layouts + 3.4e-6 * micro_batches))
 
 
 def layout_times(problem: Problem, max_quanta: Mapping[Layout, int]) -> dict[Layout, list[PackedTimes]]:
@@ -76,7 +77,8 @@ def layout_times(problem: Problem, max_quanta: Mapping[Layout, int]) -> dict[Lay
     attention and with the ring hidden."""
     parts: list[list[Layout]] = [[]]
     for layout in max_quanta:
-        if sum(max_quanta[other] for other in parts[-1]) + max_quanta[layout] > _ROWS and parts[-1]:
+        # One call evaluates at most so many micro-batches, which limits its memory.
+        if sum(max_quanta[other] for other in parts[-1]) + max_quanta[layout] > 4_000 and parts[-1]:
             parts.append([])
         parts[-1].append(layout)
     times_of: dict[Layout, list[PackedTimes]] = {}
@@ -87,7 +89,7 @@ def layout_times(problem: Problem, max_quanta: Mapping[Layout, int]) -> dict[Lay
         cores = np.zeros((len(problem.model.kinds), 2, 2, len(quanta)))
         cores[:, :, 1] = _LONG_S
         flat = cores.reshape(*cores.shape[:2], -1)
-        spend(_CALL_S + _LAYOUT_S * len(part) + _MICRO_BATCH_S * 2 * len(rows))
+        _spend_call(len(part), 2 * len(rows))
         times = packed_times_of(problem, part, np.tile(rows, 2), np.tile(quanta, 2), flat)
         for layout, size, end in zip(part, sizes, ends, strict=True):
             starts = (end - size, end - size + len(quanta))
@@ -99,7 +101,7 @@ def ring_times(problem: Problem, candidate: Candidate, quanta: IntArray) -> tupl
     """Return the times of micro-batches of ``quanta`` [G] quanta without attention, and with the ring hidden, less
     the attention."""
     kinds = problem.model.kinds
-    spend(2 * (_CALL_S + _LAYOUT_S + _MICRO_BATCH_S * len(quanta)))
+    _spend_call(1, len(quanta), calls=2)
     times = [
         packed_times(problem, candidate.layout, quanta, np.full((len(kinds), 2, len(quanta)), core_s))
         for core_s in (0.0, _LONG_S)
@@ -201,7 +203,7 @@ def times_of_several(
             cores[index, :, part] = kernels.sequence_s @ rows.T + kernels.once_s[:, longest[part]]
     owners = np.repeat(np.arange(len(parts)), [len(rows) for _, rows in parts])
     layouts = [candidate.layout for candidate, _ in parts]
-    spend(_CALL_S + _LAYOUT_S * len(layouts) + _MICRO_BATCH_S * len(owners))
+    _spend_call(len(layouts), len(owners))
     times = packed_times_of(problem, layouts, owners, quanta, cores)
     return [
         stage_times(problem, candidate, times.part(part))
@@ -247,10 +249,6 @@ def replicas_of_several(
 
 # The ratio of forward to backward of equal stages is a ratio of whole parts of this number.
 _PARTS = 48
-# Vectorised passes over a table before its hull is completed point by point.
-_PASSES = 40
-# Rounded terms of a layer's phases, the ends and attention; rounding changes each by at most half a nanosecond.
-_ROUNDED_PARTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +292,8 @@ def hull_below(values: FloatArray) -> list[tuple[float, float]]:
     """Return the lower convex hull of the points (g, ``values[g - 1]``), g = 1, 2, ..."""
     hull: list[tuple[float, float]] = []
     abscissas, heights = np.arange(1.0, len(values) + 1.0), np.asarray(values, dtype=np.float64)
-    for _ in range(_PASSES):
+    # After so many vectorised passes the rest is done point by point.
+    for _ in range(40):
         # A point on or above the line between its neighbours is no corner, even if they are removed.
         rise = np.diff(heights) / np.diff(abscissas)
         corner = np.ones(len(abscissas), dtype=bool)
@@ -371,7 +370,8 @@ class Tables:
     @property
     def rounding_ns(self) -> float:
         """Maximum rounding error of a micro-batch's time."""
-        return 0.5 * _ROUNDED_PARTS * (self.problem.model.num_layers + 2)
+        # Sixteen terms of a layer's phases, the ends and attention are rounded, each by at most half a nanosecond.
+        return 0.5 * 16 * (self.problem.model.num_layers + 2)
 
     def stage(self, stages: list[int], max_quanta: int, at: float) -> tuple[Affine, Affine]:
         """Return lower bounds of the forward and backward time of any of ``stages``.

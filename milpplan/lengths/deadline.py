@@ -2,9 +2,9 @@
 
 Searches divide their time by *counted seconds*. Whatever takes long (linear programs, rounds of local search,
 tables of pricing problems, calls of the cost model) reports its size by ``spend``, as the seconds that it takes on
-one idle core of a current server, to a factor of two. So a search does as much on a busy machine as on an idle
-one, and equal problems get equal answers, unless the limit of time ends a solve. Integer programs count as the
-seconds that they take (``spend_measured``).
+one idle core of a current server, to a factor of two; the numbers at calls of ``spend`` were measured. So a search
+does as much on a busy machine as on an idle one, and equal problems get equal answers, unless the limit of time
+ends a solve. Integer programs count as the seconds that they take (``spend_measured``).
 
 No other module of ``lengths`` reads a clock. A deadline is made where the work begins and handed down; a part of a
 search gets a part of what is left (``share``, ``within``). Counted seconds belong to their thread.

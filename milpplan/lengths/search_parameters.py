@@ -65,8 +65,6 @@ class SearchParameters:
     """Share of even weights in the weights that a set's bound starts from."""
     weight_updates: int = 60
     """Maximum number of updates of the weights of a set's bounds."""
-    updates_per_check: int = 2
-    """Number of updates after which closed sets leave."""
     updates_per_forecast: int = 12
     """Number of updates after which sets leave that twice their recent rise would not close."""
     num_packed_first: int = 6
@@ -115,16 +113,18 @@ class SearchParameters:
     """Number of columns from which a restricted master is pruned."""
     kept_columns: int = 900
     """Number of columns that pruning keeps."""
-    min_reduced_cost: float = 1e-9
-    """Minimum negative reduced cost of a column, as a share of the master's value."""
 
 
 PARAMETERS: Final = SearchParameters()
 """Values of every solve."""
 
-SAFETY: Final = 1.0 - 1e-9
+TOLERANCE: Final = 1e-9
+"""Relative error of float sums."""
+SAFETY: Final = 1.0 - TOLERANCE
 """Factor on bounds that covers the rounding of float sums."""
-ROUNDED_UP: Final = 1.0 + 1e-9
+ROUNDED_UP: Final = 1.0 + TOLERANCE
 """Factor on capacities and limits that covers the rounding of float sums."""
+SOLVER_TOLERANCE: Final = 1e-6
+"""Relative error of values of a linear program."""
 UNFIT_NS: Final = 1e18
 """Time of a length that does not fit, ns."""

@@ -16,6 +16,7 @@ from milpplan.lengths.bounds import Window, glop
 from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing, PinnedItem
 from milpplan.lengths.bounds.pipeline_bounds import Graph, Mixture, PathBound
 from milpplan.lengths.deadline import NEVER, Deadline
+from milpplan.lengths.search_parameters import SOLVER_TOLERANCE
 from milpplan.simulation import BoolArray, FloatArray, IntArray
 
 
@@ -124,8 +125,6 @@ _BACK = 0.5
 # Maximum number of rounds with prices of all lengths, and relative width of the box around the best prices: first,
 # maximum, and near good prices.
 _WHOLE_ROUNDS, _WIDTH, _WIDEST, _NARROW = 45, 0.1, 0.8, 0.02
-# Factor within which a price is at the end of its box.
-_INSIDE = 1.0 - 1e-6
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,7 +282,8 @@ def _inside(
 ) -> bool:
     """Return whether all prices [n] are inside of their box, or at their absolute maximum, so that a wider box
     gains nothing."""
-    return bool(((prices * _INSIDE > low) & ((prices < high * _INSIDE) | (high >= max_prices))).all())
+    inside = 1.0 - SOLVER_TOLERANCE
+    return bool(((prices * inside > low) & ((prices < high * inside) | (high >= max_prices))).all())
 
 
 class Program:

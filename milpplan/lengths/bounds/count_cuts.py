@@ -272,8 +272,6 @@ class PipelineCuts:
 _EFFORTS = (24, 100)
 # Programs stop where the bound exceeds the interval of times by this factor.
 _ENOUGH = 1.05
-# Relative error that sums of floats may add.
-_SLACK = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +366,7 @@ def _allowed(lines: Sequence[tuple[float, float]], times: FloatArray, whole: flo
     A line without a slope allows ``whole`` at all times if at any, else a negative load.
     """
     constants, slopes = np.array(lines).T[..., None]
-    slack = times / (1.0 - _SLACK) - constants
+    slack = times / SAFETY - constants
     flat = np.where(slack.max(axis=1, keepdims=True) >= 0.0, whole, -whole)
     return np.where(slopes > 0.0, slack / np.where(slopes > 0.0, slopes, 1.0), flat)
 

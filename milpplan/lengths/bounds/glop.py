@@ -15,11 +15,6 @@ from milpplan.lengths.deadline import spend
 from milpplan.lengths.tabled import FloatArray
 from milpplan.lengths.tabled import Int64Array as IntArray
 
-# Counted seconds of a program, of each row, and of each row and variable.
-_PROGRAM_S, _ROW_S, _CELL_S = 3e-4, 8e-6, 4e-8
-# The simplex method on the dual is the fastest on programs of paths.
-_PARAMETERS = "solve_dual_problem:ALWAYS_DO"
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearSolution:
@@ -89,7 +84,7 @@ def least(
         lows.append(equal[1])
         highs.append(equal[1])
     num_rows = sum(map(len, lows))
-    spend(_PROGRAM_S + num_rows * (_ROW_S + _CELL_S * number))
+    spend(3e-4 + num_rows * (8e-6 + 4e-8 * number))
     # The stubs of OR-Tools declare other array types.
     model: Any = helper.ModelBuilderHelper()
     solver = helper.ModelSolverHelper("GLOP")
@@ -101,7 +96,8 @@ def least(
         np.concatenate(highs, dtype=np.float64),
         _stacked(matrices, len(sides), (num_rows, number)),
     )
-    solver.set_solver_specific_parameters(_PARAMETERS)
+    # The simplex method on the dual is the fastest on programs of paths.
+    solver.set_solver_specific_parameters("solve_dual_problem:ALWAYS_DO")
     solver.solve(model)
     if solver.status() != helper.SolveStatus.OPTIMAL:
         return None

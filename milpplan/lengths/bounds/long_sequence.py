@@ -90,6 +90,7 @@ from milpplan.lengths.bounds.pipeline_bounds import (
     loads_within,
 )
 from milpplan.lengths.deadline import counted_cache
+from milpplan.lengths.search_parameters import SOLVER_TOLERANCE
 from milpplan.lengths.tabled import FloatArray
 
 # Numbers of micro-batches from here on have no program; and the numbers at which ranges begin.
@@ -97,8 +98,6 @@ MAX_MICRO_BATCHES = 129
 _FIRSTS = (1, 2, 3, 5, 9, 17, 33, 65, MAX_MICRO_BATCHES)
 # Numbers of full micro-batches to which shared programs are rounded.
 _FULL = (0, 1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 45, 64, 90, 128)
-# Factor on the capacities in programs, against infeasibility by rounding.
-_CAPACITY_FACTOR = 1.0 + 1e-6
 # Maximum number of kinds of sequences in exact programs.
 _MAX_KINDS = 3
 
@@ -148,7 +147,7 @@ def _program(
     times, inner = kinds @ parts.T, graph.tails >= 0
     around, share = window.ahead[1], min(1.0, least / load)
     full = stages.full(load)
-    cap = max(1.0 / full, 1.0 / number, share) * _CAPACITY_FACTOR if full > 0 else 1.0
+    cap = max(1.0 / full, 1.0 / number, share) * (1.0 + SOLVER_TOLERANCE) if full > 0 else 1.0
     caps = np.full(number, cap)
     caps[window.merged] = 1.0
     # end(tail) + constants + sum over kinds of weight * y <= end(head), in units of the load.
@@ -211,7 +210,7 @@ def _plain_mixture(num_stages: int, last: int, forward: float, backward: float, 
     while last < end:
         middle = (first + end) // 2
         first, end = (first, middle) if last <= middle else (middle + 1, end)
-    caps = np.full(full, _CAPACITY_FACTOR / full) if full else np.zeros(0)
+    caps = np.full(full, (1.0 + SOLVER_TOLERANCE) / full) if full else np.zeros(0)
     plain = StageLoads(np.ones(1), 0.0, (forward, backward), (0.0, 0.0), 0, caps)
     return best_mixture(plain, num_stages, Window.of(first, last), 1.0)
 

@@ -32,7 +32,7 @@ import numpy as np
 from milpplan.lengths.bounds import glop
 from milpplan.lengths.bounds.micro_batch_pricing import NOTHING, Items, KnapsackDP
 from milpplan.lengths.deadline import NEVER, Deadline
-from milpplan.lengths.search_parameters import PARAMETERS, ROUNDED_UP, SAFETY, UNFIT_NS
+from milpplan.lengths.search_parameters import PARAMETERS, ROUNDED_UP, SAFETY, TOLERANCE, UNFIT_NS
 from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.simulation import BoolArray, FloatArray, IntArray
 
@@ -296,9 +296,7 @@ def _price_all(
             continue
         if deadline.passed:
             return float("inf"), [], np.zeros(0)
-        factor, columns = problem.price_columns(
-            prices, PARAMETERS.min_reduced_cost * float(problem.items.counts @ prices)
-        )
+        factor, columns = problem.price_columns(prices, TOLERANCE * float(problem.items.counts @ prices))
         max_factor = max(max_factor, factor)
         if columns:
             rows += columns

@@ -27,8 +27,6 @@ from milpplan.lengths.cost_tables import Tables
 from milpplan.lengths.deadline import spend
 from milpplan.simulation import BoolArray, FloatArray, IntArray
 
-# Counted seconds of a dynamic program's entry in one pass, of reading contents from it, and of one evaluation.
-_ENTRY_S, _CONTENT_S, _EVALUATION_S = 4.5e-9, 2.3e-5, 4e-4
 NOTHING = -1e30
 """Value of impossible contents."""
 
@@ -72,7 +70,7 @@ class KnapsackDP:
     def rows(self) -> Iterator[tuple[int, FloatArray]]:
         """Yield (k, E_k of 1 to ``capacity`` quanta [R, capacity]), the shortest first."""
         capacity, fitting = self.capacity, np.flatnonzero(self.items.fits).tolist()
-        spend(_ENTRY_S * len(self.values) * capacity * self.items.num_passes(capacity))
+        spend(4.5e-9 * len(self.values) * capacity * self.items.num_passes(capacity))
         shape = (len(self.values), capacity + 1)
         best, spare = np.full(shape, NOTHING), np.empty(shape)
         best[:, 0] = 0.0
@@ -105,7 +103,7 @@ class KnapsackDP:
 
     def content(self, k: int, quanta: int, row: int) -> IntArray:
         """Return the sequences [n] of an entry: so many quanta, k the longest, values of ``row``."""
-        spend(_CONTENT_S)
+        spend(2.3e-5)
         content = np.zeros_like(self.items.counts)
         while True:
             shorter, size, value = self.steps[k][0][row], int(self.items.sizes[k]), self.values[row, k]
@@ -325,7 +323,7 @@ class _ReducedCosts:
             Maximum values then, [s]; their contents, [s, n]; the mixtures that prove them, [s]; and the values of
                 these contents by every mixture, [s, R].
         """
-        spend(_EVALUATION_S)
+        spend(4e-4)
         base, once = self.base[some, mixtures], self.once[some, mixtures]
         capacity = base.shape[-1]
         table = KnapsackDP(self.pricing.items, self.prices - self.attention[some, mixtures], capacity)

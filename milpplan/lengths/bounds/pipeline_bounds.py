@@ -19,9 +19,6 @@ from milpplan.lengths.search_parameters import SAFETY
 from milpplan.lengths.tabled import FloatArray
 from milpplan.lengths.tabled import Int64Array as IntArray
 
-# Counted seconds of a mixture, and of each of its arcs.
-_MIXTURE_S, _ARC_S = 8e-5, 2.3e-6
-
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -223,7 +220,7 @@ class Graph:
 
     def mixture(self, duals: FloatArray, window: Window) -> Mixture:
         """Build the flow that divides like ``duals`` [arcs], one unit from the last node backwards."""
-        spend(_MIXTURE_S + _ARC_S * len(self.heads))
+        spend(8e-5 + 2.3e-6 * len(self.heads))
         into: list[list[int]] = [[] for _ in self.kinds]
         for arc, head in enumerate(self.heads.tolist()):
             into[head].append(arc)

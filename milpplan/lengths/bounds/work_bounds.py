@@ -149,8 +149,6 @@ _CLASS_LEAST, _LENGTHENED_EFFORT = 1.2, 60
 # for each.
 _REFINED_SHARES, _REFINED_EFFORT = (0.6, 0.25), 28
 _REFINED_LONGEST, _REFINED_LONGEST_EFFORT = (0.7, 0.4), 48
-# Counted seconds of the linear bounds of a strategy.
-_STRATEGY_S = 2.8e-3
 # Divisors of an even micro-batch's load at which lines of pipelines are highest.
 _EVEN = (1.0, 3.0, 12.0)
 # Reduction of the number of programs while these lines are compared.
@@ -323,7 +321,7 @@ def _chord_rows(ends: tuple[float, float], values: list[float]) -> list[tuple[fl
 
 def work_bounds(tables: Tables, strategy: SizedCandidate, max_quanta: int) -> LinearBounds:
     """Return the linear bounds of a strategy with micro-batches of up to ``max_quanta`` quanta."""
-    spend(_STRATEGY_S)
+    spend(2.8e-3)
     layout, load = strategy.candidate.layout, tables.load
     quanta = load.lengths / load.token_quantum
     last = [layout.pp - 1]

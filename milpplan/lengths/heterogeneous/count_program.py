@@ -65,6 +65,7 @@ from milpplan.lengths.bounds.pipeline_bounds import PathBound
 from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound, latencies
 from milpplan.lengths.deadline import spend_measured
 from milpplan.lengths.records import LengthGroup, TeamTurn
+from milpplan.lengths.search_parameters import SAFETY
 from milpplan.optimize.milp.backends import backend, check_infeasible
 from milpplan.optimize.milp.cpsat import MAX_ROW_MAGNITUDE
 from milpplan.optimize.milp.program import ProgramBuilder
@@ -254,18 +255,8 @@ class ReplicaClass:
         return np.array([np.where(self.fits, share, 0.0) / limit for share, limit in kept])
 
 
-# Resolution of the rows' coefficients.
-_ONE = 10**7
-# Share of a replica from which sequences are whole.
-_LONG = 0.1
 # Maximum theta.
 _MOST = 2
-# Maximum k of the rows of whole sequences.
-_WHOLE = 4
-# Tolerance of solvers.
-_TOLERANCE = 1e-5
-# Factor that keeps rounding from making a share whole.
-_LESS = 1.0 - 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,7 +270,7 @@ class Shared:
     @property
     def excludes(self) -> bool:
         """True if no step does the whole workload, given the solver's tolerance."""
-        return self.share < 1.0 - _TOLERANCE
+        return self.share < 1.0 - 1e-5
 
 
 @dataclass(eq=False)
@@ -296,14 +287,14 @@ class UsedKind:
     def strengthened(self) -> UsedKind:
         """The class with rows of whole sequences, without dominated rows."""
         rows = self.rows[:, self.holds]
-        whole_rows = [whole_shares(rows, parts) for parts in range(1, _WHOLE + 1)]
+        whole_rows = [whole_shares(rows, parts) for parts in (1, 2, 3, 4)]
         rows = np.concatenate([rows, *(row_set[row_set.any(axis=1)] for row_set in whole_rows)])
         return UsedKind(self.replica_class, self.holds, rows[undominated(rows)])
 
     @property
     def long(self) -> BoolArray:
         """Mask of the lengths that are a tenth of a replica or more."""
-        return np.asarray(self.rows.max(axis=0) >= _LONG)
+        return np.asarray(self.rows.max(axis=0) >= 0.1)
 
     @property
     def columns(self) -> range:
@@ -313,7 +304,8 @@ class UsedKind:
 
 def whole_shares(rows: FloatArray, parts: int) -> FloatArray:
     """Return u of the module for every share, with k ``parts``."""
-    return np.asarray(np.minimum(np.floor((parts + 1) * rows * _LESS) / parts, 1.0))
+    # Rounding must not make a share whole.
+    return np.asarray(np.minimum(np.floor((parts + 1) * rows * SAFETY) / parts, 1.0))
 
 
 def undominated(rows: FloatArray) -> BoolArray:
@@ -345,7 +337,7 @@ def solved(
     if not used or not is_possible or not np.any([kind.holds for kind in used], axis=0).all():
         return Shared(0.0)
     builder = ProgramBuilder("unlike replicas", shares=True)
-    parts = _parts(used, counts) if solver[0] == "cpsat" else _ONE
+    parts = _parts(used, counts) if solver[0] == "cpsat" else 10**7
     share = builder.add_variable("share", 0, _MOST * parts, False)
     for index, kind in enumerate(used):
         name = f"{pool.members[kind.replica_class.member].candidate.name},{index}"

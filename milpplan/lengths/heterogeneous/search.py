@@ -31,7 +31,7 @@ from milpplan.lengths.heterogeneous.count_program import (
     solved,
 )
 from milpplan.lengths.records import HeterogeneousReplicas
-from milpplan.lengths.search_parameters import PARAMETERS
+from milpplan.lengths.search_parameters import PARAMETERS, SOLVER_TOLERANCE
 from milpplan.lengths.single.load_shapes import packings_by_shape
 from milpplan.lengths.tabled.local_search import Replica, improved_replicas
 from milpplan.optimize.milp.backends import AUTO
@@ -176,10 +176,6 @@ class HeterogeneousPacker:
         return self.pool.max_quanta(member, shared_memory=False)
 
 
-# Factor that covers the rounding of float sums.
-_SAFETY = 1.0 - 1e-6
-
-
 @dataclass(eq=False)
 class HeterogeneousBound:
     """All classes of replicas of a pool, and the excluded steps.
@@ -240,7 +236,7 @@ class HeterogeneousBound:
         """Solve the program of one level, whose fixed costs are at least the first value and below the second."""
         used = []
         for replica_class in self.classes:
-            time_ns = step_ns / _SAFETY - max(level[0], replica_class.fixed_cost_ns)
+            time_ns = step_ns / (1.0 - SOLVER_TOLERANCE) - max(level[0], replica_class.fixed_cost_ns)
             holds = replica_class.can_hold(time_ns)
             if replica_class.fixed_cost_ns < level[1] and holds.any() and len(rows := replica_class.rows(time_ns)):
                 used.append(UsedKind(replica_class, holds, rows).strengthened)

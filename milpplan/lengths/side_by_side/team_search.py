@@ -38,6 +38,7 @@ import numpy as np
 from milpplan.lengths import Load, StrategyTables
 from milpplan.lengths.deadline import NEVER, Deadline, spend
 from milpplan.lengths.records import LengthGroup, SideBySide, TeamTurn
+from milpplan.lengths.search_parameters import SAFETY, SOLVER_TOLERANCE, TOLERANCE
 from milpplan.lengths.side_by_side.team_quick import Packer, quick_turns, spread
 from milpplan.lengths.side_by_side.teams import (
     Family,
@@ -52,19 +53,11 @@ from milpplan.lengths.side_by_side.teams import (
 from milpplan.simulation import BoolArray, FloatArray, IntArray
 from milpplan.units import NS_PER_S
 
-# Counted seconds of a round, and of a start by prices.
-_ROUND_S, _START_S = 2.2e-4, 3e-3
 # tau at first and in the end, as a share of the step.
 _FIRST, _LAST = 1e-2, 2e-4
 # Shares of the rounds that move a micro-batch and that open one; shares in which the first micro-batch is of the
 # slot that ends last, and of another slot.
 _MOVES, _OPENS, _SLOWEST_SHARE, _SEAT = 0.08, 0.07, 0.5, 0.3
-# Relative change that counts as an improvement.
-_LESS = 1e-9
-# Maximum exponent.
-_STEEP = 200.0
-# Number of rounds between two checks of the deadline.
-_LOOK = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,7 +226,7 @@ class _Board:
             team, total = int(sums.argmin()), float(before.sum() + sums.min())
             if best is None or total < best[0]:
                 best = total, Batch(degree, team, batch.held)
-        if best is None or best[0] >= now * (1.0 - _LESS):
+        if best is None or best[0] >= now * SAFETY:
             return False
         self.remove(batch)
         self.add(best[1])
@@ -256,7 +249,7 @@ class _Board:
         changes_of_potential[~np.isfinite(changes[0] + changes[1])] = np.inf
         row, column = np.unravel_index(int(changes_of_potential.argmin()), changes_of_potential.shape)
         potential = _power((self.ends - self.ends.max()) / tau).sum()
-        if changes_of_potential[row, column] >= -_LESS * potential:
+        if changes_of_potential[row, column] >= -TOLERANCE * potential:
             return False
         self.remove(here)
         self.remove(there)
@@ -289,7 +282,7 @@ def _first(pair: tuple[tuple[int, int, int], list[IntArray]]) -> tuple[int, int,
 
 
 def _power(exponents: FloatArray) -> FloatArray:
-    return np.asarray(np.exp(np.minimum(exponents, _STEEP)))
+    return np.asarray(np.exp(np.minimum(exponents, 200.0)))
 
 
 def improved(
@@ -300,9 +293,9 @@ def improved(
     board = _Board(family, turns)
     best, best_ns = list(board.batches), float(board.ends.max())
     for round_index in range(rounds):
-        if best_ns <= cutoff_ns or (round_index % _LOOK == 0 and deadline.passed):
+        if best_ns <= cutoff_ns or (round_index % 64 == 0 and deadline.passed):
             break
-        spend(_ROUND_S)
+        spend(2.2e-4)
         tau = float(board.ends.max()) * _FIRST * (_LAST / _FIRST) ** (round_index / rounds)
         draw, here = random.random(), board.chosen(random)
         if draw < _MOVES:
@@ -321,8 +314,8 @@ def improved(
 
 # Spread of the random price factors, in turns: small for many sequences, large for few.
 _SPREADS = (0.08, 0.08, 0.3)
-# Share from which a micro-batch is whole; weight of a micro-batch without a share.
-_ONE, _EVEN = 1.0 - 1e-6, 0.3
+# Weight of a micro-batch without a share.
+_EVEN = 0.3
 # Share of blocks around the slot that ends last; relative excess that a step may have on the way.
 _SLOWEST, _LONGER = 0.7, 5e-4
 
@@ -352,7 +345,7 @@ def shortest(packer: Packer, effort: Effort, cutoff_ns: float, deadline: Deadlin
         if deadline.passed:
             break
         size = _SPREADS[attempt % len(_SPREADS)] if attempt else 0.0
-        spend(_START_S)
+        spend(3e-3)
         ends = np.zeros(family.num_slots)
         factors = np.exp(random.normal(0.0, size, len(family.degree_chain)))
         turns = spread(packer, factors, family.pool.load.counts, slice(0, family.num_slots), ends)
@@ -393,9 +386,8 @@ def _whole(load: Load, priced: Priced) -> list[IntArray]:
     rows, shares = priced.rows, priced.shares.copy()
     while remaining.any():
         available = np.minimum(rows, remaining)
-        scores = np.where(
-            (available == rows).all(axis=1) & (shares > _ONE), np.inf, (available @ sizes) / (rows @ sizes)
-        )
+        is_whole = (available == rows).all(axis=1) & (shares > 1.0 - SOLVER_TOLERANCE)
+        scores = np.where(is_whole, np.inf, (available @ sizes) / (rows @ sizes))
         best = int((scores * (_EVEN + np.maximum(0.0, shares))).argmax())
         batches.append(available[best])
         remaining -= available[best]

@@ -166,14 +166,8 @@ CHANGES = 128
 _PLACES, _OPENS, _MANY, _WITHIN, _NOTHING, _PAIRS = 0.25, 0.05, 0.2, 0.5, 0.4, 0.5
 # Fixed work of a round, in units of one stage and micro-batch.
 _ROUND = 60
-# Counted seconds of a round, of each unit of work in it, and of each length.
-_ROUND_S, _WORK_S, _LENGTH_S = 8e-5, 6e-6, 4.2e-6
 # Threshold at first and in the end, as a share of the time.
 _FIRST, _LAST = 3e-3, 1e-5
-
-
-# Number of rounds between two looks at the deadline.
-_LOOK = 64
 
 
 def improved(
@@ -200,13 +194,13 @@ def improved_replicas(
     rounds = effort // (_ROUND + max(map(_work, current)))
     best, best_ns = list(current), max(replica.time_ns for replica in current)
     for round_index in range(rounds):
-        if round_index % _LOOK == 0 and deadline.passed:
+        if round_index % 64 == 0 and deadline.passed:
             break
         threshold = _FIRST * (_LAST / _FIRST) ** (round_index / rounds)
         times = [replica.time_ns for replica in current]
         slowest = int(np.argmax(times))
         limit = times[slowest] * (1.0 + threshold)
-        spend(_ROUND_S + _WORK_S * _work(current[slowest]) + _LENGTH_S * current[slowest].packed.shape[1])
+        spend(8e-5 + 6e-6 * _work(current[slowest]) + 4.2e-6 * current[slowest].packed.shape[1])
         draw = random.random()
         if draw < _PLACES and current[slowest].timer.num_stages > 1:
             reordered = _moved(current[slowest], limit, random, changes)

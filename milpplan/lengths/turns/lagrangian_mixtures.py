@@ -27,13 +27,8 @@ import numpy as np
 from milpplan.lengths.bounds import glop
 from milpplan.lengths.bounds.work_bounds import LinearBounds
 from milpplan.lengths.deadline import spend
-from milpplan.lengths.search_parameters import PARAMETERS, SAFETY, UNFIT_NS
+from milpplan.lengths.search_parameters import PARAMETERS, SAFETY, SOLVER_TOLERANCE, UNFIT_NS
 from milpplan.simulation import BoolArray, FloatArray, IntArray
-
-# Counted seconds of an update of weights, and of each set in it.
-_UPDATE_S, _SET_S = 1e-4, 2e-6
-# Tolerance for sums of shares of the workload.
-_CLOSE = 1e-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +80,7 @@ class Bounded:
     def can_hold_workload(self, sets: IntArray) -> BoolArray:
         """Return where strategies [N, q] can together hold the workload, no more and no less."""
         min_total, max_total = self.load_range[sets].sum(axis=1).T
-        return np.asarray((min_total <= 1.0 + _CLOSE) & (max_total >= 1.0 - _CLOSE))
+        return np.asarray((min_total <= 1.0 + SOLVER_TOLERANCE) & (max_total >= 1.0 - SOLVER_TOLERANCE))
 
     def fixed_cost_ns(self, sets: IntArray) -> FloatArray:
         """Return the time of steps of sets [N, q] beside their groups, [N] ns."""
@@ -242,7 +237,7 @@ def _raised(
     for turn in range(PARAMETERS.weight_updates):
         if not len(open_):
             break
-        if turn % PARAMETERS.updates_per_check == 1:
+        if turn % 2 == 1:
             is_open = bounds_ns[open_] < target[open_]
             if turn % PARAMETERS.updates_per_forecast == 1 and turn > 1:
                 # A set is hopeless if twice its recent rise would not suffice: the rise slows down.
@@ -254,9 +249,9 @@ def _raised(
             open_, weights = open_[is_open], weights[is_open]
             if not len(open_):
                 break
-        if turn % PARAMETERS.updates_per_check == 1 or turn == 0:
+        if turn % 2 == 1 or turn == 0:
             terms = problem.terms(sets[open_], index)
-        spend(_UPDATE_S + _SET_S * len(open_))
+        spend(1e-4 + 2e-6 * len(open_))
         values = _values(*terms, weights)
         bounds = _mixture(weights, values)
         better = bounds > bounds_ns[open_]
