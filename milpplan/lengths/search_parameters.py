@@ -99,6 +99,40 @@ class SearchParameters:
     """Number of packings for each proof, while proofs make progress."""
     max_program_s: float = 10.0
     """Maximum seconds of a program."""
+    shared_memory_share: float = 0.3
+    """Share of the workload at which work bounds of pipelines that share their memory are tight, too."""
+    share_step: float = 0.01
+    """Pipelines whose stages' shares are equal in multiples of it have the same programs."""
+    alone_programs: int = 18
+    """Number of programs of a work bound of a pipeline with its own memory."""
+    shared_programs: int = 7
+    """Number of programs of a work bound with shared memory."""
+    exact_programs: int = 40
+    """Number of programs of a work bound with constants, links and kinds."""
+    longest_programs: int = 60
+    """Number of programs around the longest sequence."""
+    refined_programs: tuple[int, int] = (28, 48)
+    """Number of programs of a refined work bound, and around the longest sequence in it."""
+    large_programs: int = 30
+    """Number of programs around a large micro-batch."""
+    learned_programs: tuple[int, int] = (24, 100)
+    """Number of programs around a sequence of an assignment on tables, at first and for its final load."""
+    max_program_size: int = 70
+    """Maximum number of micro-batches of a program around one."""
+    max_listed_numbers: int = 400
+    """Maximum number of micro-batches with cuts of their own."""
+    max_window_entries: float = 4e8
+    """Maximum number of table entries of a window of the configuration bound."""
+    configuration_rounds: int = 14
+    """Maximum number of rounds of a configuration program."""
+    configuration_gap: float = 3e-4
+    """Relative gap at which its rounds end."""
+    price_rounds: int = 45
+    """Maximum number of rounds of a configuration program with a price for every length."""
+    price_width: float = 0.1
+    """Relative width of the box around the best prices at first."""
+    content_gap: float = 5e-5
+    """Relative gap between the bound of a micro-batch and the value of its contents at which pricing ends."""
     master_rounds: int = 80
     """Maximum number of rounds of a master of micro-batches."""
     master_gap: float = 2e-4

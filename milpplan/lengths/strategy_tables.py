@@ -20,13 +20,7 @@ from milpplan.errors import IllegalPlanError, InfeasibleError, InvalidInputError
 from milpplan.lengths.bounds import PipelineCuts
 from milpplan.lengths.bounds.count_cuts import CountCuts
 from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing
-from milpplan.lengths.bounds.work_bounds import (
-    SHARED_MEMORY_SHARE,
-    LinearBounds,
-    PipelineWorkBound,
-    latencies,
-    work_bounds,
-)
+from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound, latencies, work_bounds
 from milpplan.lengths.candidates import SizedCandidate, candidates, sized
 from milpplan.lengths.cost_tables import (
     Load,
@@ -41,6 +35,7 @@ from milpplan.lengths.cost_tables import (
 )
 from milpplan.lengths.deadline import NEVER, Deadline
 from milpplan.lengths.records import LengthGroup, MicroBatches
+from milpplan.lengths.search_parameters import PARAMETERS
 from milpplan.lengths.tabled import (
     Kind,
     Strategy,
@@ -273,7 +268,7 @@ class StrategyTables:
         key = (member, shared_memory, exact)
         if key not in self.work_bound_cache:
             share, capacity = (
-                SHARED_MEMORY_SHARE if shared_memory else 1.0,
+                PARAMETERS.shared_memory_share if shared_memory else 1.0,
                 self.max_quanta(member, shared_memory=shared_memory),
             )
             self.work_bound_cache[key] = PipelineWorkBound.of(

@@ -43,12 +43,8 @@ from milpplan.lengths.bounds.micro_batch_pricing import Items, MicroBatchPricing
 from milpplan.lengths.bounds.pipeline_bounds import Mixture, PathBound
 from milpplan.lengths.bounds.work_bounds import PipelineWorkBound
 from milpplan.lengths.deadline import Deadline
+from milpplan.lengths.search_parameters import PARAMETERS
 from milpplan.simulation import FloatArray, IntArray
-
-# Maximum number of entries in the tables of a window.
-_LARGEST = 4e8
-# Number of stage mixes in programs of divisible loads.
-_KINDS = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +128,7 @@ class Duals:
     def of(work_bound: PipelineWorkBound, counts: IntArray) -> Duals:
         """Build the measure of a work bound."""
         rounded, sequence_loads = (
-            work_bound.stages.with_kinds(_KINDS),
+            work_bound.stages.with_kinds(),
             work_bound.sequence_loads * work_bound.num_replicas,
         )
         return Duals(work_bound.stages, rounded, work_bound.num_stages, counts, sequence_loads)
@@ -181,7 +177,7 @@ class Duals:
             return [replace(node, done=True)]
         lp = self.configuration(tree, node)
         size = float(tree.pricing.entries * window.number)
-        if node.start is None and size <= _LARGEST:
+        if node.start is None and size <= PARAMETERS.max_window_entries:
             return [self._looked_at(lp, node, time_ns, tree.min_load)]
         if node.stale and node.start is not None:
             mixture, slope, _ = node.start
@@ -237,12 +233,6 @@ def halves(window: Window) -> tuple[Window, ...]:
     return (Window.of(first, middle), Window.of(middle + 1, last)) if first < last else ()
 
 
-# Thresholds of large micro-batches in units of the longest sequence, and programs for each.
-_LARGE, _LARGE_EFFORT = (1.1, 1.3, 1.5, 2.0, 4.0), 30
-# Share of the capacity below which a threshold is useful.
-_SMALLER = 0.9
-
-
 class ConfigurationBound:
     """Configuration bounds of a pipeline; ``done`` if nothing more can be gained."""
 
@@ -270,8 +260,10 @@ class ConfigurationBound:
         # Replicas with a micro-batch above a threshold, and the thresholds that remain.
         self.with_large: list[WindowTree] = []
         items, capacity = pricing.items, pricing.base.shape[-1]
-        sizes = {int(int(np.max(items.sizes[items.fits])) * ratio) for ratio in _LARGE}
-        self.large_thresholds = sorted(size for size in sizes if size < _SMALLER * capacity)
+        # Above nearly all of the capacity a threshold is of no use.
+        longest_quanta = int(np.max(items.sizes[items.fits]))
+        sizes = {int(longest_quanta * ratio) for ratio in (1.1, 1.3, 1.5, 2.0, 4.0)}
+        self.large_thresholds = sorted(size for size in sizes if size < 0.9 * capacity)
         self.divided = False
         self.best_work_bound = work_bound
 
@@ -387,7 +379,8 @@ def around_larger(
     to a time; ``work_bound`` is in the measure of its lines."""
     stages, bound = work_bound.stages, work_bound.bound_near(work_bound.total_load)
     min_load = float((stages.last[items.fits] / items.sizes[items.fits]).min()) * (quanta + 1)
-    return long_bound(stages, work_bound.num_stages, bound, min_load, max(load, min_load), time_ns, _LARGE_EFFORT)
+    load, effort = max(load, min_load), PARAMETERS.large_programs
+    return long_bound(stages, work_bound.num_stages, bound, min_load, load, time_ns, effort)
 
 
 def _range(node: WindowNode) -> MicroBatchCountRange:

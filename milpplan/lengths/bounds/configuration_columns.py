@@ -16,7 +16,7 @@ from milpplan.lengths.bounds import Window, glop
 from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing, PinnedItem
 from milpplan.lengths.bounds.pipeline_bounds import Graph, Mixture, PathBound
 from milpplan.lengths.deadline import NEVER, Deadline
-from milpplan.lengths.search_parameters import SOLVER_TOLERANCE
+from milpplan.lengths.search_parameters import PARAMETERS, SOLVER_TOLERANCE
 from milpplan.simulation import BoolArray, FloatArray, IntArray
 
 
@@ -115,18 +115,6 @@ class ConfigurationLP:
         return PriceBound(float(values.sum()), prices), rows
 
 
-# Maximum number of rounds, relative gap at which they end, number of idle rounds, and the share of that gap that a
-# round must gain.
-_ROUNDS, _NEAR, _IDLE, _LITTLE = 14, 3e-4, 2, 0.2
-# Factor on the time if the smallest contents take too long, and its maximum.
-_LONGER, _MOST_TIMES = 1.03, 2.0
-# Weight of the best known point in the smoothing of duals.
-_BACK = 0.5
-# Maximum number of rounds with prices of all lengths, and relative width of the box around the best prices: first,
-# maximum, and near good prices.
-_WHOLE_ROUNDS, _WIDTH, _WIDEST, _NARROW = 45, 0.1, 0.8, 0.02
-
-
 @dataclass(frozen=True, eq=False)
 class Start:
     """Start of a search of prices [n]: a mixture and contents ``rows`` [v, n]."""
@@ -137,8 +125,9 @@ class Start:
 
     def mixed_with(self, other: Start) -> Start:
         """Return the point between this one and another."""
-        prices = _BACK * self.prices + (1.0 - _BACK) * other.prices
-        return Start(self.mixture.towards(other.mixture, 1.0 - _BACK), prices, self.rows)
+        back = PARAMETERS.smoothing
+        prices = back * self.prices + (1.0 - back) * other.prices
+        return Start(self.mixture.towards(other.mixture, 1.0 - back), prices, self.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,25 +181,26 @@ def improved(
     best_mixture = mixture
     best, new_rows = configuration.prove_load_bound(mixture, slope)
     program = Program.started(configuration, np.concatenate([rows, new_rows]), other_columns, time_ns)
-    num_idle = 0
-    for _ in range(_ROUNDS):
+    num_idle, near, back = 0, PARAMETERS.configuration_gap, PARAMETERS.smoothing
+    for _ in range(PARAMETERS.configuration_rounds):
         solution = program.solve()
-        while solution is None and program.time_factor < _MOST_TIMES:
+        while solution is None and program.time_factor < 2.0:
             # The smallest contents take too long: a longer time still gives useful duals.
-            program.time_factor *= _LONGER
+            program.time_factor *= 1.03
             solution = program.solve()
         if solution is None:
             break
         mixture, slope, lp_load = solution
         max_load = best.within(time_ns)
         if (
-            max_load <= max(cutoff_load, lp_load * (1.0 + _NEAR) if program.time_factor == 1.0 else 0.0)
-            or num_idle == _IDLE
+            max_load <= max(cutoff_load, lp_load * (1.0 + near) if program.time_factor == 1.0 else 0.0)
+            or num_idle == 2
         ):
             break
-        smoothed = best_mixture.towards(mixture, 1.0 - _BACK)
-        bound, rows = configuration.prove_load_bound(smoothed, _BACK * best.slope + (1.0 - _BACK) * slope)
-        num_idle = 0 if bound.within(time_ns) < max_load * (1.0 - _LITTLE * _NEAR) else num_idle + 1
+        smoothed = best_mixture.towards(mixture, 1.0 - back)
+        bound, rows = configuration.prove_load_bound(smoothed, back * best.slope + (1.0 - back) * slope)
+        # A round that gains less than a fifth of the gap is idle.
+        num_idle = 0 if bound.within(time_ns) < max_load * (1.0 - 0.2 * near) else num_idle + 1
         if bound.within(time_ns) < max_load:
             best, best_mixture = bound, smoothed
         program.add_columns(np.arange(len(rows)), rows)
@@ -251,12 +241,13 @@ def optimise_prices(
         The bound of the highest value, its mixture and prices, and the columns of the last program; None without a
             solution.
     """
-    width = _NARROW if near else _WIDTH
+    # Of the box around the best prices, relative to them.
+    width = PARAMETERS.price_width / 5 if near else PARAMETERS.price_width
     program = Program.started(configuration, start.rows, other_columns, time_ns)
     best, rows = configuration.prove_price_bound(start.mixture, start.prices)
     program.add_columns(np.arange(len(rows)), rows)
     smoothed, is_solved = start, False
-    for _ in range(_WHOLE_ROUNDS):
+    for _ in range(PARAMETERS.price_rounds):
         low, high = (1.0 - width) * smoothed.prices, np.minimum((1.0 + width) * smoothed.prices, max_prices)
         solution = program.solve_prices(needed, low, high)
         if solution is None:
@@ -267,11 +258,11 @@ def optimise_prices(
         is_better = value(bound) > value(best)
         if is_better:
             best, smoothed = bound, candidate
-        if lp_ns <= best.at(needed) * (1.0 + _NEAR):
+        if lp_ns <= best.at(needed) * (1.0 + PARAMETERS.configuration_gap):
             if _inside(solution[0].prices, low, high, max_prices):
                 break
             width *= 1.0 if is_better else 2.0
-        if value(best) >= cutoff or deadline.passed or width > _WIDEST:
+        if value(best) >= cutoff or deadline.passed or width > 0.8:
             break
         program.add_columns(np.arange(len(rows)), rows)
     return (best, smoothed, program.columns) if is_solved else None

@@ -62,7 +62,7 @@ from milpplan.lengths.bounds.long_sequence import (
 )
 from milpplan.lengths.bounds.pipeline_bounds import Mixture, PathBound, StageLoads, Window
 from milpplan.lengths.deadline import counted_cache
-from milpplan.lengths.search_parameters import SAFETY
+from milpplan.lengths.search_parameters import PARAMETERS, SAFETY
 from milpplan.lengths.tabled import FloatArray, Kind, Pipeline
 
 SCALE_BITS: Final = 40
@@ -140,13 +140,6 @@ def best_profile(
     return BestLoads(loads / parts, time_ns, Cut.of(number, mixture.bound(stages, load), parts), mixture)
 
 
-# Numbers of micro-batches are not listed if their last-stage cut exceeds the best drain cut by this factor.
-_BEYOND = 1.04
-_MAX_SLOTS = 400
-# Loads, as shares of the total that fits, at which profiles are computed.
-_SHARES = (1.0, 0.5, 0.25)
-
-
 def last_stage_cut(kind: Kind, num_micro_batches: int) -> Cut:
     """Return the *last stage* cut of the module."""
     pipeline = kind.pipeline
@@ -191,13 +184,15 @@ class PipelineCuts:
         """A slot for every number of micro-batches that could be best, and one for all larger numbers."""
         kind = self.kind
         sequences = int(kind.counts[kind.fits].sum())
-        limit = min(kind.pipeline.max_micro_batches or _MAX_SLOTS, max(1, sequences), _MAX_SLOTS)
+        most = PARAMETERS.max_listed_numbers
+        limit = min(kind.pipeline.max_micro_batches or most, max(1, sequences), most)
         load = kind.total_units / kind.num_replicas
         slots: list[CountCuts] = []
         best = float("inf")
         for number in range(1, limit + 1):
             last = last_stage_cut(kind, number)
-            if last.at(load) > best * _BEYOND or number == _MAX_SLOTS:
+            # Numbers whose last-stage cut is far above the best drain cut are not listed.
+            if last.at(load) > best * 1.04 or number == most:
                 return (*slots, CountCuts(number, (last,), True))
             slots.append(CountCuts(number, (last, drain_cut(kind, number))))
             if kind.most_units(number) >= load:
@@ -210,7 +205,7 @@ class PipelineCuts:
         if self.kind.pipeline.num_stages == 1:
             return self.rough
         whole = self.kind.total_units / self.kind.num_replicas
-        return self._with_profiles((share * whole for share in _SHARES), self.rough)
+        return self._with_profiles((share * whole for share in (1.0, 0.5, 0.25)), self.rough)
 
     def near(self, load: float) -> tuple[CountCuts, ...]:
         """Return ``slots`` with profiles at one more ``load`` of a replica."""
@@ -268,12 +263,6 @@ class PipelineCuts:
         return min(ratios) / self.kind.pipeline.parts
 
 
-# Number of programs of a long sequence: first at the load of the other replicas, then at the load that it allows.
-_EFFORTS = (24, 100)
-# Programs stop where the bound exceeds the interval of times by this factor.
-_ENOUGH = 1.05
-
-
 @dataclass(frozen=True, slots=True)
 class CapacityRow:
     """Row ``W <= slope * Z + capacity`` for the work W (ns of a stage, all replicas) of a kind.
@@ -311,10 +300,12 @@ class IdleTimeBound:
             self._slots = self._cuts.near(_largest_load(self._slots, high_ns, kind.total_units))
         longest_ns = float(kind.units[length] * kind.pipeline.parts)
         load = _largest_load(self._slots, middle, kind.total_units) * kind.pipeline.parts
-        for effort in _EFFORTS:
+        # First at the load of the other replicas, then at the load that this bound allows.
+        for effort in PARAMETERS.learned_programs:
             load = max(load, longest_ns, 1.0)
             plain = _plain(kind, self._slots, load)
-            cutoff_ns = _ENOUGH * high_ns
+            # Programs stop a little beyond the interval of times.
+            cutoff_ns = 1.05 * high_ns
             long = long_bound(self._stages, kind.pipeline.num_stages, plain, longest_ns, load, cutoff_ns, effort)
             whole = float(kind.total_units * kind.pipeline.parts)
             load = min(whole, float(_lines_of(long, np.array([middle]), whole).max()))

@@ -40,13 +40,6 @@ from milpplan.lengths.deadline import Deadline
 from milpplan.lengths.search_parameters import SAFETY
 from milpplan.simulation import FloatArray
 
-# Number of micro-batches, ahead or behind, from which windows are open.
-_OPEN = 8
-# Upper ends of the kinds of loose sequences, as shares of the longest.
-_LENGTH_SHARES = (0.1, 0.2, 0.4, 0.7, 1.0)
-# Number of stage mixes in programs of divisible loads.
-_MIXES = 2
-
 
 @dataclass(frozen=True, eq=False)
 class _Node:
@@ -79,7 +72,8 @@ class ExclusiveProgram:
         """
         self.work_bound, self.items, self.first = work_bound, pricing.items, first
         sizes = pricing.items.sizes
-        ends = np.array(_LENGTH_SHARES) * int(sizes[:first].max(initial=1))
+        # Upper ends of the kinds of loose sequences.
+        ends = np.array((0.1, 0.2, 0.4, 0.7, 1.0)) * int(sizes[:first].max(initial=1))
         self.kinds = np.unique(np.searchsorted(ends, sizes[:first]), return_inverse=True)[1]
         num_kinds = int(self.kinds.max(initial=-1)) + 1
         ns_per_quantum = work_bound.stages.last[:first] / sizes[:first]
@@ -178,7 +172,7 @@ class ExclusiveProgram:
         configuration = ConfigurationLP(
             self.pricing, self.last, self.last, work_bound.num_stages, window, PinnedItem(len(self.last) - 1)
         )
-        stages = work_bound.stages.with_kinds(_MIXES)
+        stages = work_bound.stages.with_kinds()
         mixture = best_mixture(stages, work_bound.num_stages, window, load, float(self.last[-1]))
         prices = np.minimum(self.last, self.max_prices)
         bound, rows = configuration.prove_price_bound(mixture, prices)
@@ -186,7 +180,7 @@ class ExclusiveProgram:
 
 
 def _windows() -> list[Window]:
-    """Return windows that cover all numbers."""
-    inside, beyond = ((0, _OPEN - 1), False), ((_OPEN, _OPEN), True)
+    """Return windows that cover all numbers: on each side up to seven micro-batches, or more."""
+    inside, beyond = ((0, 7), False), ((8, 8), True)
     sides = (inside, beyond)
     return [Window(ahead[0], behind[0], (ahead[1], behind[1])) for ahead in sides for behind in sides]

@@ -90,7 +90,7 @@ from milpplan.lengths.bounds.pipeline_bounds import (
     loads_within,
 )
 from milpplan.lengths.deadline import counted_cache
-from milpplan.lengths.search_parameters import SOLVER_TOLERANCE
+from milpplan.lengths.search_parameters import PARAMETERS, SOLVER_TOLERANCE
 from milpplan.lengths.tabled import FloatArray
 
 # Numbers of micro-batches from here on have no program; and the numbers at which ranges begin.
@@ -98,8 +98,6 @@ MAX_MICRO_BATCHES = 129
 _FIRSTS = (1, 2, 3, 5, 9, 17, 33, 65, MAX_MICRO_BATCHES)
 # Numbers of full micro-batches to which shared programs are rounded.
 _FULL = (0, 1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 45, 64, 90, 128)
-# Maximum number of kinds of sequences in exact programs.
-_MAX_KINDS = 3
 
 
 def best_mixture(stages: StageLoads, num_stages: int, window: Window, load: float, least: float = 0.0) -> Mixture:
@@ -244,7 +242,7 @@ def load_bound(
     """
     forward, backward = (round(round(share / step) * step, 6) for share in stages.shares)
     full = max(number for number in _FULL if number <= stages.full(load))
-    programmed = stages.with_kinds(_MAX_KINDS)
+    programmed = stages.with_kinds(3)
 
     mixture_of_last: dict[int, Mixture] = {}
 
@@ -287,16 +285,6 @@ def load_bound(
             bound = max(worst.bound, work(first), key=lambda bound: bound.at(load))
             ranges.append(MicroBatchCountRange(first, last, bound))
     return LoadBound(tuple(sorted(ranges, key=lambda micro_batch_range: micro_batch_range.first)))
-
-
-# Numbers ahead and behind at which boxes begin; the last boxes are open.
-_EDGES = (0, 1, 2, 4, 8, 16)
-# Maximum number of micro-batches of a program.
-_MAX_PROGRAM_SIZE = 70
-# Bisection steps for a group's time.
-_HALVINGS = 60
-# Kinds of sequences in programs, the shortest and the longest; a third hardly raises the bound.
-_KINDS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +334,8 @@ def group_ns(long: LongSequenceBound, plain: LoadBound, num_replicas: int, loads
         loads_within(long.bounds),
         loads_within([micro_batch_range.bound for micro_batch_range in plain.ranges]),
     )
-    for _ in range(_HALVINGS):
+    # Bisection to the precision of floats.
+    for _ in range(60):
         middle = (low + high) / 2
         capacity = own_capacity(middle) + (num_replicas - 1) * other_capacity(middle)
         reaches_total = capacity >= totals
@@ -381,7 +370,7 @@ def long_bound(
             ranges = [window_range for window_range in ranges if window_range.first <= window.number]
         return WindowBound(window, tuple(window_range.bound for window_range in ranges))
 
-    programmed = stages.with_kinds(_KINDS)
+    programmed = stages.with_kinds()
     boxes = [box(window) for window in _windows()]
     solved = 0
     while solved < effort:
@@ -408,8 +397,8 @@ def long_bound(
 
 
 def _windows() -> list[Window]:
-    """List windows that cover all numbers."""
-    spans = [(first, last - 1, False) for first, last in pairwise(_EDGES)] + [(_EDGES[-1], _EDGES[-1], True)]
+    """List windows that cover all numbers; the last ones are open."""
+    spans = [*((first, last - 1, False) for first, last in pairwise((0, 1, 2, 4, 8, 16))), (16, 16, True)]
     return [Window(ahead[:2], behind[:2], (ahead[2], behind[2])) for ahead, behind in product(spans, spans)]
 
 
@@ -429,7 +418,7 @@ def halved(window: Window) -> tuple[Window, ...]:
             middle = (first + last) // 2
             halves = ((first, middle), False), ((middle + 1, last), False)
         cut = tuple(_with_side(window, side, *half) for half in halves)
-        if widths[side] and max(part.number for part in cut) <= _MAX_PROGRAM_SIZE:
+        if widths[side] and max(part.number for part in cut) <= PARAMETERS.max_program_size:
             return cut
     return ()
 

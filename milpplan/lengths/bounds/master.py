@@ -36,9 +36,6 @@ from milpplan.lengths.search_parameters import PARAMETERS, ROUNDED_UP, SAFETY, T
 from milpplan.lengths.strategy_tables import StrategyTables
 from milpplan.simulation import BoolArray, FloatArray, IntArray
 
-# Weights of *hidden* in the forward and in the backward.
-_MIXTURES = ((0.0, 0.0), (0.5, 0.5), (1.0, 1.0))
-
 
 @dataclass(frozen=True, eq=False)
 class Contents:
@@ -98,7 +95,9 @@ class Contents:
             (suffix_minimum[..., np.minimum(sizes, capacity) - 1] + attention + once).max(axis=1).sum(axis=0)
         )
         fits = (sizes <= capacity) & (load.counts > 0) & (single_ns <= limit_ns * ROUNDED_UP)
-        hidden = np.array(_MIXTURES if pool.members[member].candidate.layout.cp > 1 else _MIXTURES[-1:])
+        # Weights of *hidden* in the forward and in the backward.
+        parts = (0.0, 0.5, 1.0) if pool.members[member].candidate.layout.cp > 1 else (1.0,)
+        hidden = np.array([(part, part) for part in parts])
         weights = np.stack([1.0 - hidden, hidden], axis=-1)
         base_, attention_, once_ = (np.einsum("rpw,pwg->rg", weights, kind) for kind in (base, attention, once))
         short = base_.max(axis=0) <= limit_ns * ROUNDED_UP

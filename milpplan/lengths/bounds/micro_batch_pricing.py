@@ -25,6 +25,7 @@ import numpy as np
 from milpplan.lengths.bounds.work_bounds import tolls
 from milpplan.lengths.cost_tables import Tables
 from milpplan.lengths.deadline import spend
+from milpplan.lengths.search_parameters import PARAMETERS
 from milpplan.simulation import BoolArray, FloatArray, IntArray
 
 NOTHING = -1e30
@@ -133,13 +134,6 @@ def _parts(number: int) -> list[int]:
     return parts
 
 
-# Weights of *hidden* in the forward and in the backward; equal ones in both lose a few percent.
-_PARTS = (0.0, 0.5, 1.0)
-# Relative difference between the bound of a micro-batch and the value of its contents at which the evaluation
-# ends.
-_NEAR = 5e-5
-
-
 @dataclass(frozen=True, slots=True)
 class PinnedItem:
     """Requirement on a micro-batch: a sequence of length index ``first`` or longer, and at least ``quanta``."""
@@ -182,7 +176,9 @@ class MicroBatchPricing:
         )
         attention, once = (slopes * kernels[:, :, None, part] for part in (0, 1))
         sizes = load.lengths // load.token_quantum
-        hidden = np.array(list(product(_PARTS, _PARTS)) if tables.candidate.layout.cp > 1 else [(1.0, 1.0)])
+        # Weights of *hidden* in the forward and in the backward; equal ones in both lose a few percent.
+        parts = (0.0, 0.5, 1.0) if tables.candidate.layout.cp > 1 else (1.0,)
+        hidden = np.array(list(product(parts, parts)))
         weights = np.stack([1.0 - hidden, hidden], axis=-1)
         mixed = [np.einsum("rpw,spwg->rspg", weights, part) for part in (base, attention, once)]
         items = Items(sizes, load.counts, (sizes <= max_quanta) & (load.counts > 0))
@@ -268,7 +264,8 @@ class MicroBatchPricing:
             # If no other mixture lowers the value, it is the minimum over all mixtures.
             unseen = np.where(reduced_costs.evaluated[open_indices], np.inf, costs_by_mixture)
             min_values = np.maximum(unseen.min(axis=1), rows[open_indices] @ prices - times_ns)
-            is_open, mixtures = min_values < values[open_indices] - _NEAR * times_ns, unseen.argmin(axis=1)
+            is_open = min_values < values[open_indices] - PARAMETERS.content_gap * times_ns
+            mixtures = unseen.argmin(axis=1)
             open_indices, mixtures = open_indices[is_open], mixtures[is_open]
         self.last_best_mixture[0] = int(np.bincount(proving_mixtures).argmax())
         return -values, rows

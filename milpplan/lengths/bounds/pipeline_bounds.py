@@ -133,7 +133,7 @@ class StageLoads:
         """Time of a micro-batch beyond its load, columns as of ``kinds``, [6] ns."""
         return np.array([self.last_ns, *self.others_ns, self.transfer_ns, 0.0, 0.0])
 
-    def with_kinds(self, number: int) -> StageLoads:
+    def with_kinds(self, number: int = 2) -> StageLoads:
         """Keep at most ``number`` kinds, from end to end, or just ``shares``: programs grow with them."""
         chosen = np.linspace(0, len(self.mixes) - 1, min(number, len(self.mixes))).round().astype(int)
         return replace(self, mixes=self.mixes[chosen if number > 1 else []])

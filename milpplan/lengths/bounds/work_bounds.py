@@ -52,12 +52,12 @@ from milpplan.lengths.bounds.long_sequence import MAX_MICRO_BATCHES, LoadBound, 
 from milpplan.lengths.candidates import SizedCandidate
 from milpplan.lengths.cost_tables import Tables, hull_below, line_of, turns_down
 from milpplan.lengths.deadline import spend
-from milpplan.lengths.search_parameters import ROUNDED_UP, SAFETY
+from milpplan.lengths.search_parameters import PARAMETERS, ROUNDED_UP, SAFETY
 from milpplan.simulation import FloatArray
 
 MOST_STAGES = 8
-"""Maximum number of stages in programs: of deeper pipelines the last stages suffice, as they form a pipeline of
-the same schedule."""
+"""Number of stages from which programs of all stages are expensive. Of deeper pipelines the last stages suffice,
+as they form a pipeline of the same schedule."""
 
 
 def stage_loads(tables: Tables, num_stages: int, max_quanta: int, at: float) -> StageLoads:
@@ -130,31 +130,6 @@ def tolls(tables: Tables, max_quanta: int) -> FloatArray:
     return np.array([tables.bare.transfer[:max_quanta], *extras], dtype=np.float64)
 
 
-# Shares of the capacity at which lines are highest, and shares theta of the ring that shorter sequences expose.
-_LOADS = (1.0, 0.25)
-_THETAS = (0.0, 0.3, 0.6, 0.85)
-# Shares of the whole work at which a pipeline's bound is tight, and programs for each: with its own memory, with
-# shared memory, and with more effort. With shared memory groups hold parts of the workload.
-SHARED_MEMORY_SHARE = 0.3
-"""Share of the whole work at which shared-memory bounds are tight."""
-_ALONE, _BESIDE, _EXACT_EFFORT = ((1.0,), 18), ((1.0, SHARED_MEMORY_SHARE), 7), 40
-# Resolution of the stages' shares in programs: coarser for pipelines of at least DEEP stages, whose programs are
-# expensive.
-DEEP = 8
-"""Number of stages from which programs of all stages are expensive."""
-_STEP, _DEEP_STEP = 0.01, 0.04
-# The longest sequence's load times this is the least load at which its bound is tight; programs of that bound.
-_CLASS_LEAST, _LENGTHENED_EFFORT = 1.2, 60
-# Shares of the whole work at which refined bounds are tight, without and with the longest sequence, and programs
-# for each.
-_REFINED_SHARES, _REFINED_EFFORT = (0.6, 0.25), 28
-_REFINED_LONGEST, _REFINED_LONGEST_EFFORT = (0.7, 0.4), 48
-# Divisors of an even micro-batch's load at which lines of pipelines are highest.
-_EVEN = (1.0, 3.0, 12.0)
-# Reduction of the number of programs while these lines are compared.
-_TRY = 2
-
-
 @dataclass(frozen=True, slots=True)
 class LinearBounds:
     """Linear bounds: ``shares`` [T, n] ns per sequence and ``constants`` [T] ns; infinite shares for lengths that
@@ -214,23 +189,29 @@ class PipelineWorkBound:
         ramp_ns = ramp(tables, layout.pp, max_quanta)
         own_memory = share == 1.0
         num_stages = layout.pp if own_memory else min(layout.pp, MOST_STAGES)
-        shares, effort = _ALONE if own_memory else _BESIDE
+        # With shared memory groups hold parts of the workload.
+        shares = (1.0,) if own_memory else (1.0, PARAMETERS.shared_memory_share)
+        effort = PARAMETERS.alone_programs if own_memory else PARAMETERS.shared_programs
         by_load: dict[float, PipelineWorkBound] = {}
-        for divisor in _EVEN:
+        # Lines are highest at parts of an even micro-batch's load.
+        for divisor in (1.0, 3.0, 12.0):
             stages = stage_loads(tables, layout.pp, max_quanta, max(1.0, even / divisor))
             sequence_loads = stages.last / layout.dp
             total_load = float(load.counts @ sequence_loads)
             if total_load not in by_load:
-                step = _STEP if num_stages < DEEP else _DEEP_STEP
+                # Coarser where programs are expensive.
+                step = PARAMETERS.share_step * (1 if num_stages < MOST_STAGES else 4)
                 unbounded = PipelineWorkBound(
                     (), sequence_loads, total_load, stages, num_stages, layout.dp, ramp_ns
                 )
-                by_load[total_load] = unbounded.with_bounds_at((share,), effort // _TRY, step)
+                # Half of the programs suffice to compare.
+                by_load[total_load] = unbounded.with_bounds_at((share,), effort // 2, step)
         best = max(by_load.values(), key=lambda bound: bound.at(share * bound.total_load))
         best = best.with_bounds_at(shares, effort, step)
         if not exact:
             return best
-        exact_bound = load_bound(best.stages, num_stages, ramp_ns, best.total_load, _EXACT_EFFORT, exact=True)
+        effort = PARAMETERS.exact_programs
+        exact_bound = load_bound(best.stages, num_stages, ramp_ns, best.total_load, effort, exact=True)
         return replace(best, bounds=(exact_bound,))
 
     def with_bounds_at(
@@ -259,13 +240,14 @@ class PipelineWorkBound:
         """Return the bound with the term of the workload's longest sequence, tight for the whole workload."""
         # A single replica beyond the cutoff needs no better bound; of several replicas the others take less.
         cutoff_ns = cutoff_ns if self.num_replicas == 1 else float("inf")
-        return self._with_longest((1.0,), _LENGTHENED_EFFORT, cutoff_ns)
+        return self._with_longest((1.0,), PARAMETERS.longest_programs, cutoff_ns)
 
     def refined(self, *, holds_longest: bool) -> PipelineWorkBound:
         """Return the bound with programs that are tight for parts of the work, with the term of the workload's
         longest sequence if the pipeline holds it."""
-        bound = self.with_bounds_at(_REFINED_SHARES, _REFINED_EFFORT, _STEP / 2, capped=True)
-        return bound._with_longest(_REFINED_LONGEST, _REFINED_LONGEST_EFFORT) if holds_longest else bound
+        step, programs = PARAMETERS.share_step / 2, PARAMETERS.refined_programs
+        bound = self.with_bounds_at((0.6, 0.25), programs[0], step, capped=True)
+        return bound._with_longest((0.7, 0.4), programs[1]) if holds_longest else bound
 
     def _with_longest(
         self, shares: Sequence[float], effort: int, cutoff_ns: float = float("inf")
@@ -274,7 +256,8 @@ class PipelineWorkBound:
         min_load = float(self.stages.last[-1])
         bounds = []
         for share in shares:
-            load = max(share * self.total_load, _CLASS_LEAST * min_load)
+            # The bound is tight at no less than a little more than the longest sequence.
+            load = max(share * self.total_load, 1.2 * min_load)
             plain = self.bound_near(load)
             bounds.append(long_bound(self.stages, self.num_stages, plain, min_load, load, cutoff_ns, effort))
         return replace(self, long_bounds=tuple(bounds))
@@ -327,11 +310,14 @@ def work_bounds(tables: Tables, strategy: SizedCandidate, max_quanta: int) -> Li
     last = [layout.pp - 1]
     shares, constants = [], []
     ramp_ns = ramp(tables, layout.pp, max_quanta)
-    for theta in (None, *(_THETAS if tables.slopes[0] < tables.slopes[1] else ())):
+    # Shares of the ring that shorter sequences expose.
+    thetas = (0.0, 0.3, 0.6, 0.85) if tables.slopes[0] < tables.slopes[1] else ()
+    for theta in (None, *thetas):
         phases = [_phase(tables, last, phase, max_quanta, theta) for phase in (0, 1)]
         extra = sum(phase_parts[1] for phase_parts in phases)
         hulls = [hull_below(phase_parts[0]) for phase_parts in phases]
-        for at in _LOADS:
+        # Lines are highest at a full micro-batch, and at a small one.
+        for at in (1.0, 0.25):
             lines = [line_of(hull, max(1.0, at * max_quanta)) for hull in hulls]
             constant, slope = (sum(line[index] for line in lines) for index in (0, 1))
             sequence_ns = extra + slope * quanta

@@ -25,7 +25,7 @@ from milpplan.errors import InfeasibleError
 from milpplan.lengths import Packed, Step, StrategyTables, cutoff_ns
 from milpplan.lengths.bounds.configuration_bound import ConfigurationBound
 from milpplan.lengths.bounds.master import single_strategy_bound_ns
-from milpplan.lengths.bounds.work_bounds import DEEP
+from milpplan.lengths.bounds.work_bounds import MOST_STAGES
 from milpplan.lengths.deadline import NEVER, Deadline
 from milpplan.lengths.search_parameters import PARAMETERS
 from milpplan.lengths.single.load_shapes import packings_by_shape
@@ -216,8 +216,10 @@ class SingleStrategySearch:
         pool = self.pool
         if pool.num_stages(member) == 1:
             return self._price(member, cutoff_ns, deadline)
-        if self.num_work_bounds[member] == 0 or (self.best and self.num_work_bounds[member] < _NUM_WORK_BOUNDS):
-            self._bound_by_work(member, self.num_work_bounds[member])
+        number = self.num_work_bounds[member]
+        # A pipeline has three bounds by its work.
+        if number == 0 or (self.best and number < 3):
+            self._bound_by_work(member, number)
             self.num_work_bounds[member] += 1
         elif member not in self.tried and (self.exhausted or len(self.tried) < PARAMETERS.num_packed_early):
             self._pack(member, deadline)
@@ -249,7 +251,7 @@ class SingleStrategySearch:
     def _closed_by_longest(self, member: int) -> bool:
         """Return whether the term of the longest sequence closes a deep pipeline without the expensive programs of
         all micro-batches."""
-        if self.pool.num_stages(member) < DEEP:
+        if self.pool.num_stages(member) < MOST_STAGES:
             return False
         self._bound_with_longest(member)
         return self.pool.step_bound_ns(member) >= self._cutoff_ns(np.inf)
@@ -322,7 +324,3 @@ class SingleStrategySearch:
     def _raise(self, member: int, bound_ns: float) -> None:
         """Raise the bound of a strategy to ``bound_ns`` if that is higher."""
         self.bounds_ns[member] = max(self.bounds_ns[member], bound_ns)
-
-
-# Bounds of a pipeline by its work.
-_NUM_WORK_BOUNDS = 3
