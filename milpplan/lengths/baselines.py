@@ -63,11 +63,6 @@ from milpplan.lengths.turns.switches import NEVER_NS, Switches
 from milpplan.simulation import IntArray
 from milpplan.units import NS_PER_S
 
-# Number of values of M that are tried, and the minimum number of GPUs of a group.
-_OPTIONS, _LEAST_DEGREE = 5, 2
-_GAP = 0.01
-_ROUND_S = 3.0
-
 
 @dataclass(frozen=True, slots=True)
 class _Family:
@@ -91,7 +86,7 @@ def flexsp_step(pool: StrategyTables, time_limit_s: float, backend: str) -> Base
         for num_rounds in _numbers(pool, family):
             if best is not None and deadline.passed:
                 return best
-            best = _shorter(pool, family, num_rounds, best, (backend, min(_ROUND_S, time_limit_s)))
+            best = _shorter(pool, family, num_rounds, best, (backend, min(3.0, time_limit_s)))
     if best is None:
         return BaselineStep(
             "FlexSP", (), None, "No groups of GPUs without stages hold the model and the longest sequence."
@@ -105,7 +100,7 @@ def _families(pool: StrategyTables) -> list[_Family]:
     for member, strategy in enumerate(pool.members):
         layout = strategy.candidate.layout
         degree = layout.tp * layout.cp
-        if layout.pp == 1 and degree >= _LEAST_DEGREE and degree & (degree - 1) == 0:
+        if layout.pp == 1 and degree > 1 and degree & (degree - 1) == 0:
             key = (layout.tp, layout.ep, layout.etp, strategy.candidate.recompute)
             members_of.setdefault(key, {})[degree] = member
     longest = int(pool.load.lengths[-1])
@@ -127,7 +122,8 @@ def _num_gpus(pool: StrategyTables) -> int:
 
 def _numbers(pool: StrategyTables, family: _Family) -> range:
     min_rounds = -(-pool.load.num_quanta * pool.load.token_quantum // family.most_tokens(pool, _num_gpus(pool)))
-    return range(min_rounds, min(min_rounds + _OPTIONS, int(pool.load.counts.sum()) + 1))
+    # Five values of M are tried.
+    return range(min_rounds, min(min_rounds + 5, int(pool.load.counts.sum()) + 1))
 
 
 def rounds(lengths: IntArray, counts: IntArray, num_rounds: int) -> list[IntArray]:
@@ -171,7 +167,7 @@ def _shorter(
     names: list[str] = []
     for problem in problems:
         try:
-            plan = solve_groups(problem, solver[0], _GAP, solver[1]).plan
+            plan = solve_groups(problem, solver[0], 0.01, solver[1]).plan
         except (InfeasibleError, SolverError):
             # Whole sequences may not fit where their tokens would.
             return best

@@ -46,7 +46,6 @@ from milpplan.problem.model import Mixer
 from milpplan.units import percent_text
 
 SCRIPT = "hotspa.sh"
-_FOLDER = "ds_parallel_config"
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +238,7 @@ def _name(plan: GroupedPlan, group: Group) -> str:
 def _path(degrees: Degrees) -> str:
     """Return the path of a strategy's file."""
     gpus = degrees.dp * degrees.tp * degrees.pp
-    return f"{_FOLDER}/gpus{gpus}/dp{degrees.dp}_tp{degrees.tp}_pp{degrees.pp}.json"
+    return f"ds_parallel_config/gpus{gpus}/dp{degrees.dp}_tp{degrees.tp}_pp{degrees.pp}.json"
 
 
 def _broken(seen: str, rule: str) -> IllegalPlanError:

@@ -1,4 +1,4 @@
-"""Tuning parameters of the search for a step: shares of time, seconds of a slice, numbers of trials.
+"""Tuning parameters of the search for a step: shares of time, numbers of trials, gaps at which work ends.
 
 No bound and no time of a step depends on their values, only how much is found and proved within a time limit.
 """
@@ -11,74 +11,71 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class SearchParameters:
-    """Parameters of ``solve_lengths``: solve, single strategies, sets in turn, heterogeneous replicas, master."""
+    """Parameters of ``solve_lengths`` and ``solve_groups``, in the order in which a solve needs them."""
 
-    singles_share: float = 0.3
-    """Share of the time that is left for single strategies if other searches follow."""
-    singles_alone_share: float = 0.65
-    """Share of the time that is left for single strategies if none follow."""
-    turns_share: float = 0.65
-    """Share of the time that is left for sets in turn, before the part with the lowest bound goes on."""
+    # Division of the time between the searches.
     teams_share: float = 0.1
     """Share of the time that is left for degrees side by side."""
     heterogeneous_share: float = 0.5
     """Share of the time that is left for heterogeneous replicas."""
-    later_visits: int = 4
-    """Factor on the visits of a later search of degrees side by side if that part has the lowest bound."""
+    singles_share: float = 0.3
+    """Share of the time that is left for single strategies if other searches follow."""
+    main_share: float = 0.65
+    """Share of the time that is left for a search before another one has its turn."""
     resume_s: float = 2.0
     """Seconds of a slice of the part with the lowest bound."""
-    baselines_share: float = 1 / 3
-    """Extra time for the programs of other planners' rules, as a share of the time limit."""
+    packing_s: float = 1.0
+    """Seconds of a first packing, and of starts from load shapes."""
+    num_packed_first: int = 6
+    """Number of pipelines that are packed early, and of sets without pipelines that are packed first."""
+
+    # Single strategies.
     far_start: float = 0.06
     """Starts that are longer than the shortest by more than this share get no effort."""
     far_improved_start: float = 0.01
     """Starts that are longer than the best packing by more than this share after little effort get no more."""
     max_improved_singles: int = 3
     """Number of strategies that are improved."""
-    hopeless_excess: float = 0.02
-    """Relative excess over the best step from which a strategy is not improved."""
-    proof_share: float = 0.65
-    """Share of a slice for proofs of single strategies before the best one is improved."""
-    first_packing_s: float = 1.0
-    """Seconds of a first packing."""
-    shapes_s: float = 1.0
-    """Seconds of starts from load shapes, as programs of deep pipelines are slow."""
-    configuration_rise: float = 0.02
-    """Relative rise of the bound that one call of the configuration bound aims at."""
-    num_packed_early: int = 6
-    """Number of pipelines that are packed early."""
+    local_gain: float = 0.02
+    """Relative gain that local search may bring: what is longer than the best by more is not improved."""
     configuration_s: float = 0.5
     """Seconds per call of the configuration bound."""
+    configuration_rise: float = 0.02
+    """Relative rise of the bound that one call of the configuration bound aims at."""
+
+    # Strategies in turn.
     screening_share: float = 0.35
     """Share of the remaining time for screening all sets."""
     refinement_share: float = 0.5
     """Share of the remaining time for each of the two steps that bound pipelines by their work."""
-    exclusive_aim: float = 1.001
-    """Factor on the bound that programs of exclusive sequences aim at."""
+    packed_first_share: float = 0.15
+    """Share of the time for sets without pipelines that are packed first."""
     exclusive_s: float = 2.5
     """Seconds of one call for programs of exclusive sequences."""
     max_kept_sets: int = 20_000
     """Maximum number of sets that are kept after screening."""
-    screening_batch: int = 128
-    """Number of sets that are cut in one batch."""
-    even_weight_share: float = 0.05
-    """Share of even weights in the weights that a set's bound starts from."""
     weight_updates: int = 60
     """Maximum number of updates of the weights of a set's bounds."""
-    updates_per_forecast: int = 12
-    """Number of updates after which sets leave that twice their recent rise would not close."""
-    num_packed_first: int = 6
-    """Number of sets without pipelines that are packed first."""
-    packed_first_share: float = 0.15
-    """Share of the time for sets without pipelines that are packed first."""
-    shaped_excess: float = 0.02
-    """Relative excess up to which a packing from load shapes is preferred, as it gains more by local search."""
+
+    # Local search, by counted work.
     first_local_effort: int = 120_000
-    """Effort of the first local search."""
+    """Effort of the first local search on heterogeneous replicas."""
     longer_local_effort: int = 400_000
     """Effort of a longer local search."""
     group_effort: int = 60_000
     """Effort of the local search on a group of a plan on tables."""
+    local_threshold: tuple[float, float] = (3e-3, 1e-5)
+    """Accepted relative lengthening of the slowest replica, at first and in the end."""
+
+    # Degrees side by side.
+    team_visits: int = 10
+    """Maximum number of times that a family is packed or proved."""
+    team_gap_share: float = 0.4
+    """Share of the gap that first searches leave open; later ones leave twice as much."""
+    team_tau: tuple[float, float] = (1e-2, 2e-4)
+    """Temperature of the exchanges as a share of the step, at first and in the end."""
+
+    # Heterogeneous replicas.
     heterogeneous_shapes_s: float = 0.4
     """Seconds for the load shapes of one strategy."""
     fixed_cost_level: float = 0.003
@@ -95,10 +92,16 @@ class SearchParameters:
     """Share of all sequences that is added to what a strategy holds before prices are sought."""
     max_prices: int = 4
     """Maximum number of price vectors of a strategy."""
-    packing_ratio: float = 0.5
-    """Number of packings for each proof, while proofs make progress."""
     max_program_s: float = 10.0
     """Maximum seconds of a program."""
+
+    # Steps on tables.
+    program_share: float = 0.34
+    """Share of the remaining time that one assignment program may take."""
+    max_exact_variables: int = 512
+    """Maximum number of variables of an exact program."""
+
+    # Programs of divisible loads: the loosest window has one until so many are solved.
     shared_memory_share: float = 0.3
     """Share of the workload at which work bounds of pipelines that share their memory are tight, too."""
     share_step: float = 0.01
@@ -119,8 +122,8 @@ class SearchParameters:
     """Number of programs around a sequence of an assignment on tables, at first and for its final load."""
     max_program_size: int = 70
     """Maximum number of micro-batches of a program around one."""
-    max_listed_numbers: int = 400
-    """Maximum number of micro-batches with cuts of their own."""
+
+    # Configuration programs and the master: column generation.
     max_window_entries: float = 4e8
     """Maximum number of table entries of a window of the configuration bound."""
     configuration_rounds: int = 14
@@ -133,6 +136,8 @@ class SearchParameters:
     """Relative width of the box around the best prices at first."""
     content_gap: float = 5e-5
     """Relative gap between the bound of a micro-batch and the value of its contents at which pricing ends."""
+    smoothing: float = 0.5
+    """Weight of the best dual values in the next ones (Wentges 1997)."""
     master_rounds: int = 80
     """Maximum number of rounds of a master of micro-batches."""
     master_gap: float = 2e-4
@@ -141,8 +146,6 @@ class SearchParameters:
     """Maximum number of table entries of a pricing problem; larger ones are left out."""
     max_master_entries: float = 6e9
     """Maximum number of table entries of a master in all rounds."""
-    smoothing: float = 0.5
-    """Weight of the best dual values in the next ones (Wentges 1997)."""
     max_columns: int = 1500
     """Number of columns from which a restricted master is pruned."""
     kept_columns: int = 900

@@ -33,7 +33,7 @@ from milpplan.lengths.heterogeneous.search import BestHeterogeneousStep, Heterog
 from milpplan.lengths.records import PACKED, BaselineStep, LengthGroup, LengthsResult, SequenceRules, StaticStep
 from milpplan.lengths.search_parameters import PARAMETERS
 from milpplan.lengths.sequences import check_rules, check_search, check_step
-from milpplan.lengths.side_by_side.team_search import VISITS, BestTeams, TeamSearch, team_groups
+from milpplan.lengths.side_by_side.team_search import BestTeams, TeamSearch, team_groups
 from milpplan.lengths.side_by_side.teams import TeamStep
 from milpplan.lengths.single.single_strategy_search import SingleStrategySearch
 from milpplan.lengths.strategy_tables import Step, StrategyTables
@@ -98,9 +98,7 @@ def solve_lengths(
             search.close()
     compared: tuple[BaselineStep, ...] = ()
     if baselines and not interrupted:
-        compared = baseline_steps(
-            tables, search.sets.switches, PARAMETERS.baselines_share * time_limit_s, backend, hotspa
-        )
+        compared = baseline_steps(tables, search.sets.switches, time_limit_s / 3, backend, hotspa)
     return _result(search, compared, started, interrupted)
 
 
@@ -160,12 +158,12 @@ class _Search:
         """Search all parts of the space until the ``deadline``."""
         self._take(self.singles.best)
         if self.team_search is not None:
-            self._run_teams(deadline.share(PARAMETERS.teams_share), VISITS)
+            self._run_teams(deadline.share(PARAMETERS.teams_share), PARAMETERS.team_visits)
         if self.heterogeneous_search is not None:
             self._run_heterogeneous(deadline.share(PARAMETERS.heterogeneous_share))
-        share = PARAMETERS.singles_share if self.max_strategies > 1 else PARAMETERS.singles_alone_share
+        share = PARAMETERS.singles_share if self.max_strategies > 1 else PARAMETERS.main_share
         self._run_singles(deadline.share(share))
-        self.sets.run(self.max_strategies, deadline.share(PARAMETERS.turns_share))
+        self.sets.run(self.max_strategies, deadline.share(PARAMETERS.main_share))
         while self.is_open and not deadline.passed and self._resume_lowest(deadline.within(PARAMETERS.resume_s)):
             pass
         if not deadline.passed:
@@ -180,7 +178,7 @@ class _Search:
         elif bound_ns == self.sets.bound_ns:
             self.sets.tighten(deadline)
         elif self.teams is not None and bound_ns == self.teams.bound_ns:
-            self._run_teams(deadline, PARAMETERS.later_visits * VISITS)
+            self._run_teams(deadline, 4 * PARAMETERS.team_visits)
         else:
             self._run_heterogeneous(deadline)
         return before != (self.bound_ns, self.below_ns) or deadline.passed

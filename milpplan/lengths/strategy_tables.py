@@ -49,16 +49,14 @@ from milpplan.units import NS_PER_S
 
 Replicas = tuple[IntArray, ...]
 
-# Number of portions of a full micro-batch; the last value means single sequences.
-_PORTIONS = (1, 2, 4, 1 << 62)
-
 
 def pack_padded(kind: Kind, counts: IntArray) -> list[Replicas]:
     """Return packings of ``counts`` [K] fitting sequences on the replicas of the kind, as tuples of arrays
     [micro-batches, K]."""
     max_sequences = _capacity(kind) // kind.lengths
     packings = []
-    for parts in _PORTIONS:
+    # Micro-batches are full, halves or quarters, or hold single sequences.
+    for parts in (1, 2, 4, 1 << 62):
         spread = _spread(kind, counts, np.maximum(1, max_sequences // parts))
         rows = [_micro_batches(replica_counts, max_sequences) for replica_counts in spread]
         packings += [

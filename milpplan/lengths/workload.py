@@ -257,11 +257,6 @@ def _positive(lengths: Int64Array) -> Int64Array:
     return lengths
 
 
-_SHOWN: Final = 40
-# Room for about five million lines.
-_MAX_BYTES: Final = 32 * MIB
-# Sequences drawn for a number of tokens; no step has more.
-_MAX_DRAWN: Final = 2**14
 _LINES: Final = "Write one length a line, or a histogram as JSON."
 
 
@@ -383,10 +378,11 @@ def read_lengths(
         path,
         "The lengths of one step, or a few million to choose from, expected.",
         "Give a file of lengths, one a line, or a histogram as JSON.",
-        _MAX_BYTES,
+        32 * MIB,
     )
     if text.lstrip().startswith("{"):
-        number = _MAX_DRAWN if num_sequences is None and num_tokens is not None else num_sequences
+        # No step has more sequences than are drawn for a number of tokens.
+        number = 2**14 if num_sequences is None and num_tokens is not None else num_sequences
         return _drawn(path, text, number, seed)
     return _lines(path, text)
 
@@ -408,7 +404,7 @@ def _lines(path: Path, text: str) -> Int64Array:
             if not (line.isascii() and line.isdigit() and len(line) <= len(str(LONGEST)))
         )
         raise InvalidInputError(
-            f"Line {number} of {path} is {line[:_SHOWN]!r}.",
+            f"Line {number} of {path} is {line[:40]!r}.",
             f"A whole number of tokens from 1 to {LONGEST} expected.",
             _LINES,
         ) from None

@@ -184,7 +184,7 @@ class PipelineCuts:
         """A slot for every number of micro-batches that could be best, and one for all larger numbers."""
         kind = self.kind
         sequences = int(kind.counts[kind.fits].sum())
-        most = PARAMETERS.max_listed_numbers
+        most = 400
         limit = min(kind.pipeline.max_micro_batches or most, max(1, sequences), most)
         load = kind.total_units / kind.num_replicas
         slots: list[CountCuts] = []

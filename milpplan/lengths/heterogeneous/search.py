@@ -105,7 +105,7 @@ class HeterogeneousPacker:
             for replicas in packings_by_shape(scaled, load, quanta, end)
         ]
         best = min(packings, key=lambda packing: packing.time_ns, default=first_packing)
-        return best if best.time_ns <= first_packing.time_ns * (1.0 + PARAMETERS.shaped_excess) else first_packing
+        return best if best.time_ns <= first_packing.time_ns * (1.0 + PARAMETERS.local_gain) else first_packing
 
     def polish(self, step: HeterogeneousStep) -> HeterogeneousStep:
         """Improve a step by a longer local search; return the shorter one."""
@@ -315,7 +315,8 @@ class HeterogeneousSearch:
             has_news = self._raise(shared, deadline)
             self.linear = self._know(shared)
             self.num_proofs += 1
-            if not has_news or self.num_packings < PARAMETERS.packing_ratio * self.num_proofs:
+            # A packing for two proofs, while proofs make progress.
+            if not has_news or 2 * self.num_packings < self.num_proofs:
                 self.num_packings += 1
                 has_news = self._pack(shared, deadline) or has_news
                 if favourite is not None:
@@ -432,7 +433,7 @@ class HeterogeneousSearch:
     def _polish(self, below_ns: float, deadline: Deadline) -> bool:
         """Improve the packing of the best step if it may beat ``below_ns``; return whether it became shorter."""
         step = self.step
-        if step is None or step.time_ns > below_ns * (1.0 + PARAMETERS.hopeless_excess) or deadline.passed:
+        if step is None or step.time_ns > below_ns * (1.0 + PARAMETERS.local_gain) or deadline.passed:
             return False
         self.step = self.packer.polish(step)
         return self.step is not step

@@ -185,15 +185,6 @@ def spread(packer: Packer, factors: FloatArray, counts: IntArray, block: slice, 
     return turns
 
 
-# Number of sequences up to which all parts of the step are tried, the parts, the number of parts for more
-# sequences, the relative idle time at which the trials end, and the number of estimates of the step.
-_FEW, _PARTS, _MANY, _NEAR, _ESTIMATES = 400, (1.0, 1.4, 0.7, 2.0, 0.4), 3, 0.02, 3
-# Number of levelling passes with exact times, and moves in each.
-_PASSES, _MOVES = 3, 48
-# Minimum and maximum share of the difference between two slots that a move may transfer.
-_LEAST, _MOST = 0.05, 0.75
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class AffineTime:
     """Approximate linear time of a strategy's micro-batches."""
@@ -305,7 +296,7 @@ class _Degree:
             for k in set(here.held):
                 sequence_ns = float(here.line.sequence_ns[k])
                 distance = abs(sequence_ns - difference / 2)
-                if distance < best and _LEAST * difference < sequence_ns < _MOST * difference:
+                if distance < best and 0.05 * difference < sequence_ns < 0.75 * difference:
                     size = self.quanta[k]
                     there = next((batch for batch in self.teams[fast] if batch.held and batch.left >= size), None)
                     if there is not None:
@@ -347,11 +338,12 @@ def quick_step(family: Family, lines_of: dict[int, list[AffineTime]]) -> TeamSte
 
 def quick_turns(family: Family, lines_of: dict[int, list[AffineTime]]) -> list[Turn]:
     """Return the turns of the workload, the largest degree first."""
-    few = int(family.pool.load.counts.sum()) <= _FEW
+    few = int(family.pool.load.counts.sum()) <= 400
     costs, trials = _Costs.of(family, lines_of), []
-    for part in _PARTS if few else _PARTS[:_MANY]:
+    # Of many sequences fewer parts of the step are tried, and none once nearly no slot is idle.
+    for part in (1.0, 1.4, 0.7, 2.0, 0.4) if few else (1.0, 1.4, 0.7):
         trials.append(_Dealt(family, lines_of, costs.chosen(part)))
-        if trials[-1].last_ns <= costs.step_ns_without_waits * (1.0 + _NEAR):
+        if trials[-1].last_ns <= costs.step_ns_without_waits * 1.02:
             break
     return min(trials, key=lambda trial: trial.last_ns).turns()
 
@@ -389,7 +381,8 @@ class _Costs:
         """Return the index of the degree of every length, [n]: the cheapest where it takes no longer than a part
         of the step, or where it is fastest."""
         limited = self.slot_ns
-        for _ in range(_ESTIMATES):
+        # The step is estimated anew from the degrees that are left.
+        for _ in range(3):
             fits = (self.single_ns <= part * self._step_ns(limited)) | (
                 self.single_ns == self.single_ns.min(axis=0)
             )
@@ -431,8 +424,9 @@ class _Dealt:
         smallest = self.degrees[-1]
         ends_ns = ends.reshape(-1, smallest.size).max(axis=1)
         free_ns = ends_ns - smallest.timed(self.family, self.number)
-        for _ in range(_PASSES):
-            for _ in range(_MOVES):
+        # Moves are by approximate times, every pass begins with exact ones.
+        for _ in range(3):
+            for _ in range(48):
                 slow, fast = int(ends_ns.argmax()), int(ends_ns.argmin())
                 moved = smallest.move(slow, fast, float(ends_ns[slow] - ends_ns[fast]))
                 if moved == 0.0:

@@ -38,7 +38,7 @@ import numpy as np
 from milpplan.lengths import Load, StrategyTables
 from milpplan.lengths.deadline import NEVER, Deadline, spend
 from milpplan.lengths.records import LengthGroup, SideBySide, TeamTurn
-from milpplan.lengths.search_parameters import SAFETY, SOLVER_TOLERANCE, TOLERANCE
+from milpplan.lengths.search_parameters import PARAMETERS, SAFETY, SOLVER_TOLERANCE, TOLERANCE
 from milpplan.lengths.side_by_side.team_quick import Packer, quick_turns, spread
 from milpplan.lengths.side_by_side.teams import (
     Family,
@@ -52,12 +52,6 @@ from milpplan.lengths.side_by_side.teams import (
 )
 from milpplan.simulation import BoolArray, FloatArray, IntArray
 from milpplan.units import NS_PER_S
-
-# tau at first and in the end, as a share of the step.
-_FIRST, _LAST = 1e-2, 2e-4
-# Shares of the rounds that move a micro-batch and that open one; shares in which the first micro-batch is of the
-# slot that ends last, and of another slot.
-_MOVES, _OPENS, _SLOWEST_SHARE, _SEAT = 0.08, 0.07, 0.5, 0.3
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,8 +197,8 @@ class _Board:
     def chosen(self, random: np.random.Generator) -> Batch:
         """Return a random micro-batch: of the slot that ends last, of another slot, or any."""
         draw = random.random()
-        if draw < _SLOWEST_SHARE + _SEAT:
-            slot = int(self.ends.argmax() if draw < _SLOWEST_SHARE else random.integers(len(self.ends)))
+        if draw < 0.8:
+            slot = int(self.ends.argmax() if draw < 0.5 else random.integers(len(self.ends)))
             batches = [batch for batch in self.batches if batch.team == slot // batch.degree.size]
             if batches:
                 return batches[int(random.integers(len(batches)))]
@@ -291,16 +285,18 @@ def improved(
     """Return the best turns met in some rounds; stop at ``cutoff_ns`` or at the ``deadline``."""
     random = np.random.default_rng(seed)
     board = _Board(family, turns)
+    first, last = PARAMETERS.team_tau
     best, best_ns = list(board.batches), float(board.ends.max())
     for round_index in range(rounds):
         if best_ns <= cutoff_ns or (round_index % 64 == 0 and deadline.passed):
             break
         spend(2.2e-4)
-        tau = float(board.ends.max()) * _FIRST * (_LAST / _FIRST) ** (round_index / rounds)
+        tau = float(board.ends.max()) * first * (last / first) ** (round_index / rounds)
         draw, here = random.random(), board.chosen(random)
-        if draw < _MOVES:
+        # Most rounds exchange sequences, some move a micro-batch or open one.
+        if draw < 0.08:
             changed = board.moved(here, tau)
-        elif draw < _MOVES + _OPENS:
+        elif draw < 0.15:
             size = int(random.choice(family.degree_chain))
             team = int(random.integers(family.num_slots // size))
             changed = board.exchanged(here, Batch(board.degrees[size], team, np.zeros_like(here.held)), tau)
@@ -310,14 +306,6 @@ def improved(
         if changed and board.ends.max() < best_ns:
             best, best_ns = list(board.batches), float(board.ends.max())
     return board.turns(best)
-
-
-# Spread of the random price factors, in turns: small for many sequences, large for few.
-_SPREADS = (0.08, 0.08, 0.3)
-# Weight of a micro-batch without a share.
-_EVEN = 0.3
-# Share of blocks around the slot that ends last; relative excess that a step may have on the way.
-_SLOWEST, _LONGER = 0.7, 5e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +332,7 @@ def shortest(packer: Packer, effort: Effort, cutoff_ns: float, deadline: Deadlin
     for attempt in range(effort.attempts):
         if deadline.passed:
             break
-        size = _SPREADS[attempt % len(_SPREADS)] if attempt else 0.0
+        size = _spread_of(attempt) if attempt else 0.0
         spend(3e-3)
         ends = np.zeros(family.num_slots)
         factors = np.exp(random.normal(0.0, size, len(family.degree_chain)))
@@ -388,7 +376,8 @@ def _whole(load: Load, priced: Priced) -> list[IntArray]:
         available = np.minimum(rows, remaining)
         is_whole = (available == rows).all(axis=1) & (shares > 1.0 - SOLVER_TOLERANCE)
         scores = np.where(is_whole, np.inf, (available @ sizes) / (rows @ sizes))
-        best = int((scores * (_EVEN + np.maximum(0.0, shares))).argmax())
+        # A micro-batch without a share counts a little.
+        best = int((scores * (0.3 + np.maximum(0.0, shares))).argmax())
         batches.append(available[best])
         remaining -= available[best]
         shares[best] -= 1.0
@@ -412,18 +401,24 @@ def improve_turns(
             family, _dealt_anew(packer, current, random, repetition), effort.fewer, short_ns, deadline, repetition
         )
         candidate_ns = float(_ends(packer, candidate).max())
-        if candidate_ns <= best_ns * (1.0 + _LONGER):
+        # The step may become slightly longer on the way.
+        if candidate_ns <= best_ns * (1.0 + 5e-4):
             current = candidate
         if candidate_ns < best_ns:
             best, best_ns = candidate, candidate_ns
     return simulate_turns(family, best)
 
 
+def _spread_of(number: int) -> float:
+    """Return the spread of the random price factors: mostly small, for many sequences, and large for few."""
+    return 0.3 if number % 3 == 2 else 0.08
+
+
 def _dealt_anew(packer: Packer, turns: list[Turn], random: np.random.Generator, repetition: int) -> list[Turn]:
     """Return the turns with those of the teams inside a block of slots assigned anew."""
     family = packer.family
     ends = _ends(packer, turns)
-    slot = int(ends.argmax() if random.random() < _SLOWEST else random.integers(family.num_slots))
+    slot = int(ends.argmax() if random.random() < 0.7 else random.integers(family.num_slots))
     size = int(random.choice([degree for degree in family.degree_chain if degree > 1]))
     block = slice(slot // size * size, slot // size * size + size)
     inside_block = [
@@ -434,7 +429,7 @@ def _dealt_anew(packer: Packer, turns: list[Turn], random: np.random.Generator, 
         (own.packed.sum(axis=0) for own, is_inside in zip(turns, inside_block, strict=True) if is_inside),
         np.zeros_like(family.pool.load.counts),
     )
-    factors = np.exp(random.normal(0.0, _SPREADS[repetition % len(_SPREADS)], len(family.degree_chain)))
+    factors = np.exp(random.normal(0.0, _spread_of(repetition), len(family.degree_chain)))
     return outside + spread(packer, factors, counts, block, _ends(packer, outside))
 
 
@@ -446,15 +441,8 @@ def _ends(packer: Packer, turns: list[Turn]) -> FloatArray:
     return ends
 
 
-VISITS = 10
-"""Maximum number of times that a family is packed or proved."""
-
 # Effort of the first and of later searches.
 _FIRST_EFFORT, _LATER_EFFORT = Effort(24, 500, 10), Effort(0, 1000, 60)
-# Maximum number of proofs of one family, and the relative gap that triggers another one.
-_TURNS, _FAR = 2, 0.04
-# Shares of the gap that are left open at first, and later.
-_CLOSE, _ENOUGH = 0.4, 0.8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -497,7 +485,7 @@ class _Open:
 
     def is_open(self, below_ns: float, gap: float, max_visits: int) -> bool:
         """Return whether the family may improve on ``below_ns`` within a number of visits."""
-        open_gap = gap * (_CLOSE if self.visits < 2 else _ENOUGH)
+        open_gap = gap * PARAMETERS.team_gap_share * (1 if self.visits < 2 else 2)
         return self.visits < max_visits and self.bound_ns < below_ns * (1.0 - open_gap)
 
 
@@ -509,7 +497,7 @@ class TeamSearch:
         self.best: TeamStep | None = None
         self.families = [_Open.of(family) for family in families(pool)]
 
-    def run(self, below_ns: float, deadline: Deadline, visits: int = VISITS) -> BestTeams:
+    def run(self, below_ns: float, deadline: Deadline, visits: int = PARAMETERS.team_visits) -> BestTeams:
         """Find the best step of all families below ``below_ns``.
 
         The family with the lowest bound is packed first, then proved, packed from that proof, packed again, proved
@@ -533,11 +521,11 @@ class TeamSearch:
 def plan_family(family: Family, first: Effort, later: Effort, gap: float) -> tuple[TeamStep, float]:
     """Return a step of one family and the bound of all its steps in ns, by counted effort.
 
-    The step is improved until it is within the ``gap``, once, or a few times while it is far from the bound.
+    The step is improved until it is within the ``gap``, once, or twice if it is far from the bound.
     """
     state = _Open.of(family)
     step = shortest(state.packer, first, state.bound_ns / (1.0 - gap), NEVER)
-    for attempt in range(_TURNS):
+    for attempt in range(2):
         limit_ns = (step.time_ns + state.bound_ns) / 2 if attempt else step.time_ns
         proof = priced(family, state.packer.shared, limit_ns, NEVER)
         state.bound_ns = max(state.bound_ns, proof.bound_ns)
@@ -545,7 +533,7 @@ def plan_family(family: Family, first: Effort, later: Effort, gap: float) -> tup
             turns = dealt(state.packer, proof, limit_ns)
             reworked_step = improve_turns(state.packer, turns, later, state.bound_ns / (1.0 - gap), NEVER)
             step = min(step, reworked_step, key=_time_ns)
-        if state.bound_ns >= step.time_ns * (1.0 - _FAR):
+        if state.bound_ns >= step.time_ns * (1.0 - 0.04):
             break
     return step, min(state.bound_ns, step.time_ns)
 
@@ -553,8 +541,9 @@ def plan_family(family: Family, first: Effort, later: Effort, gap: float) -> tup
 def _visit(state: _Open, below_ns: float, gap: float, deadline: Deadline) -> None:
     """Search a shorter step of the family, or prove a higher bound and build a step from its solution."""
     state.visits += 1
+    closed = 1.0 - gap * PARAMETERS.team_gap_share
     if state.visits == 1:
-        state.step = shortest(state.packer, _FIRST_EFFORT, state.bound_ns / (1.0 - gap * _CLOSE), deadline)
+        state.step = shortest(state.packer, _FIRST_EFFORT, state.bound_ns / closed, deadline)
         return
     if state.visits % 2 == 0:
         # First all steps below the best one, then the shorter half of the open range.
@@ -567,9 +556,7 @@ def _visit(state: _Open, below_ns: float, gap: float, deadline: Deadline) -> Non
     else:
         assert state.step is not None
         turns = list(state.step.turns)
-    step = improve_turns(
-        state.packer, turns, _LATER_EFFORT, state.bound_ns / (1.0 - gap * _CLOSE), deadline, state.visits
-    )
+    step = improve_turns(state.packer, turns, _LATER_EFFORT, state.bound_ns / closed, deadline, state.visits)
     state.step = step if state.step is None else min(state.step, step, key=_time_ns)
 
 

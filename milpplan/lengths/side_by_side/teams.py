@@ -252,10 +252,6 @@ def _check(family: Family, turns: Sequence[Turn]) -> None:
             )
 
 
-BUNCHES = 256
-"""Maximum number of bunches of lengths in a program."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedWork:
     """Lower bound of the step with reduction and finish."""
@@ -293,7 +289,7 @@ class SharedTables:
             tuple(table[:, lengths] for table in self.tables), self.latency_ns[:, lengths], self.fixed_cost_ns
         )
 
-    def shared(self, counts: FloatArray, limit_ns: float = np.inf, bunches: int = BUNCHES) -> SharedWork:
+    def shared(self, counts: FloatArray, limit_ns: float = np.inf, bunches: int = 256) -> SharedWork:
         """Return the bound of ``counts`` [n] sequences in steps below the limit, and the prices that prove it, by
         a program over bunches of lengths."""
         longest = int(np.flatnonzero(counts)[-1])

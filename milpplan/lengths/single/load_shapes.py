@@ -22,15 +22,6 @@ from milpplan.lengths.bounds.work_bounds import PipelineWorkBound
 from milpplan.lengths.deadline import NEVER, Deadline
 from milpplan.simulation import FloatArray, IntArray
 
-# Numbers of micro-batches that are tried first; then those next to the best.
-_NUMBERS = (2, 4, 7, 11, 16, 22, 30, 42)
-# Relative position of the longest sequence while the number is sought.
-_PLACE = 0.35
-# Number of ways to give the longest sequences to some of the replicas.
-_HELD = 8
-# Growth of a replica's time with its load.
-_SLOPE = 1.03
-
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
@@ -66,8 +57,10 @@ class _Shapes:
 
     def best(self, load: float, least: float) -> _Shape | None:
         """Return the shape with the best number of micro-batches, then with the best position."""
-        numbers = [number for number in _NUMBERS if number * self.stages.most[:1].sum() >= load]
-        shape = self._least(lambda number: self.of(number, int(_PLACE * number), load, least), numbers)
+        most = self.stages.most[:1].sum()
+        numbers = [number for number in (2, 4, 7, 11, 16, 22, 30, 42) if number * most >= load]
+        # The longest sequence stands about a third from the start while the number is sought.
+        shape = self._least(lambda number: self.of(number, int(0.35 * number), load, least), numbers)
         if shape is None or least == 0.0:
             return shape
         number = len(shape.loads)
@@ -131,8 +124,8 @@ def packings_by_shape(
 
 
 def _held(num_replicas: int) -> list[int]:
-    """Return how many replicas get one of the longest sequences: one, up to all in a few equal steps."""
-    steps = min(num_replicas, _HELD)
+    """Return how many replicas get one of the longest sequences: one, up to all in at most eight equal steps."""
+    steps = min(num_replicas, 8)
     return [1, *(-(-num_replicas * (step + 1) // steps) for step in range(steps))]
 
 
@@ -141,7 +134,8 @@ def _balanced(
 ) -> list[FloatArray]:
     """Return loads of shapes with about equal times: a replica with a longer sequence gets less load."""
     times = np.array([shape.time_ns for shape in first])
-    target_loads = (total_load - (times - times.mean()) / _SLOPE).clip(longest)
+    # The time grows slightly faster than the load.
+    target_loads = (total_load - (times - times.mean()) / 1.03).clip(longest)
     loads_by_key: dict[tuple[float, float], FloatArray] = {}
     for shape, target_load, min_load in zip(first, target_loads.tolist(), longest, strict=True):
         if (target_load, min_load) not in loads_by_key:

@@ -50,7 +50,7 @@ class Incumbents:
         bound_ns = self.pool.step_bound_ns(member)
         if not np.isfinite(bound_ns) or (self.best is not None and bound_ns >= self.best.time_ns):
             return
-        first = deadline.within(PARAMETERS.first_packing_s)
+        first = deadline.within(PARAMETERS.packing_s)
         packed = self.pool.pack(member, self.pool.load.counts, self._quanta(member), first)
         if packed is not None:
             self.starts[member] = self._shaped(member, deadline)
@@ -71,7 +71,7 @@ class Incumbents:
         """Return whether more effort on a strategy was not spent yet and may make it the best one."""
         if member in self.polished or member not in self.packed or self.best is None:
             return False
-        return self.step(member).time_ns <= self.best.time_ns * (1.0 + PARAMETERS.hopeless_excess)
+        return self.step(member).time_ns <= self.best.time_ns * (1.0 + PARAMETERS.local_gain)
 
     def is_finished(self, member: int) -> bool:
         """Return whether maximum effort no longer improves a strategy."""
@@ -132,7 +132,7 @@ class Incumbents:
         if pool.num_stages(member) == 1 or pool.load.rules.padded:
             return []
         bound = pool.work_bound(member, shared_memory=False)
-        packings = packings_by_shape(bound, pool.load, quanta, deadline.within(PARAMETERS.shapes_s))
+        packings = packings_by_shape(bound, pool.load, quanta, deadline.within(PARAMETERS.packing_s))
         return sorted((pool.time_packing(member, replicas, quanta) for replicas in packings), key=_time_ns)
 
     def _quanta(self, member: int) -> int:
@@ -186,7 +186,7 @@ class SingleStrategySearch:
         Raises:
             InfeasibleError: no strategy was packed.
         """
-        self._prove(below_ns, deadline.share(PARAMETERS.proof_share))
+        self._prove(below_ns, deadline.share(PARAMETERS.main_share))
         if self.best is None:
             raise InfeasibleError(
                 f"No packing of {self.pool.load.counts.sum()} sequences was found under {len(self.bounds_ns)} "
@@ -194,7 +194,7 @@ class SingleStrategySearch:
                 "Expected one at least.",
                 "Use more GPUs, or cut sequences.",
             )
-        if self.best.time_ns <= below_ns * (1.0 + PARAMETERS.hopeless_excess):
+        if self.best.time_ns <= below_ns * (1.0 + PARAMETERS.local_gain):
             self._polish(deadline)
         self._prove(below_ns, deadline)
         return self.best
@@ -221,7 +221,7 @@ class SingleStrategySearch:
         if number == 0 or (self.best and number < 3):
             self._bound_by_work(member, number)
             self.num_work_bounds[member] += 1
-        elif member not in self.tried and (self.exhausted or len(self.tried) < PARAMETERS.num_packed_early):
+        elif member not in self.tried and (self.exhausted or len(self.tried) < PARAMETERS.num_packed_first):
             self._pack(member, deadline)
         elif not self._configure(member, cutoff_ns, deadline):
             if member in self.tried:

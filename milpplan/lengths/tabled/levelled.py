@@ -33,9 +33,6 @@ from milpplan.lengths.tabled import (
 from milpplan.lengths.tabled.local_search import improved_packings
 from milpplan.lengths.tabled.step_plan import in_flight_fits
 
-# Number of micro-batch counts tried, best bound first.
-_TRIES = 4
-
 
 def pack(kind: Kind, cuts: PipelineCuts, counts: Int64Array, deadline: Deadline = NEVER) -> Packing | None:
     """Pack ``counts`` [K] sequences by construction.
@@ -65,7 +62,7 @@ def pack(kind: Kind, cuts: PipelineCuts, counts: Int64Array, deadline: Deadline 
 
 
 def _promising(kind: Kind, cuts: PipelineCuts, counts: Int64Array) -> list[int]:
-    """List numbers of micro-batches, smallest bound first."""
+    """List at most four numbers of micro-batches, smallest bound first."""
     load = float(counts @ kind.units) / kind.num_replicas
     tokens = int(counts @ kind.lengths)
     fewest = -(-tokens // (kind.pipeline.micro_batch_tokens * kind.num_replicas))
@@ -74,7 +71,7 @@ def _promising(kind: Kind, cuts: PipelineCuts, counts: Int64Array) -> list[int]:
         return []
     ranked = sorted(cuts.slots, key=lambda slot: slot.at(load))
     numbers = [slot.num_micro_batches for slot in ranked if fewest <= slot.num_micro_batches <= largest]
-    return numbers[:_TRIES] or [max(1, min(fewest + 1, largest))]
+    return numbers[:4] or [max(1, min(fewest + 1, largest))]
 
 
 def _by_profile(kind: Kind, counts: Int64Array, number: int, deadline: Deadline) -> Packing | None:
@@ -233,9 +230,6 @@ def plan_from_packings(problem: GroupedProblem, packings: Mapping[Kind, Packing]
 
 Packer = Callable[[dict[Kind, Int64Array]], GroupedPlan | None]
 
-# Shares of the idle time that are filled, one plan each.
-_SHARES = (0.95, 0.7, 0.4)
-
 
 def relocate(plan: GroupedPlan, cuts: Mapping[Kind, PipelineCuts], pack_all: Packer) -> GroupedPlan | None:
     """Return the best plan with idle time filled from another group; None if no such plan was packed."""
@@ -247,7 +241,8 @@ def relocate(plan: GroupedPlan, cuts: Mapping[Kind, PipelineCuts], pack_all: Pac
     }
     best: GroupedPlan | None = None
     for taker, giver in itertools.permutations(counts, 2):
-        for share in _SHARES:
+        # Shares of the idle time that are filled.
+        for share in (0.95, 0.7, 0.4):
             moved = _sequences_to_move(taker, giver, counts[giver], share * idle[taker])
             if not moved.any():
                 continue

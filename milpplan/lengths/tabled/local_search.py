@@ -19,6 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from milpplan.lengths.deadline import NEVER, Deadline, spend
+from milpplan.lengths.search_parameters import PARAMETERS
 from milpplan.lengths.tabled.problem import FloatArray, Int64Array, Kind
 from milpplan.lengths.tabled.step_plan import Packing, in_flight_fits
 
@@ -158,23 +159,11 @@ class Replica:
         return replica_times(self.phases[:, :, orders], self.timer.lags(self.quanta)[orders])
 
 
-CHANGES = 128
-"""Number of changes evaluated in a round, in one vectorised call."""
-
-# Shares of the rounds that reorder micro-batches, open one, exchange one sequence for many, and stay within the
-# slowest replica; shares of single exchanges that are moves, and that take a second sequence.
-_PLACES, _OPENS, _MANY, _WITHIN, _NOTHING, _PAIRS = 0.25, 0.05, 0.2, 0.5, 0.4, 0.5
-# Fixed work of a round, in units of one stage and micro-batch.
-_ROUND = 60
-# Threshold at first and in the end, as a share of the time.
-_FIRST, _LAST = 3e-3, 1e-5
-
-
 def improved(
     timer: ReplicaTimes,
     replicas: list[IntArray],
     effort: int,
-    changes: int = CHANGES,
+    changes: int = 128,
     deadline: Deadline = NEVER,
 ) -> list[IntArray]:
     """Return the best packing met in as many rounds as ``effort`` allows, each with some changes of the slowest
@@ -184,31 +173,35 @@ def improved(
 
 
 def improved_replicas(
-    replicas: Sequence[Replica], effort: int, changes: int = CHANGES, deadline: Deadline = NEVER
+    replicas: Sequence[Replica], effort: int, changes: int = 128, deadline: Deadline = NEVER
 ) -> list[Replica]:
     """Return the best replicas met, as ``improved`` does; each replica may have its own timer."""
     random = np.random.default_rng(1)
     current = list(replicas)
     if not any(len(replica.packed) for replica in current):
         return current
-    rounds = effort // (_ROUND + max(map(_work, current)))
+    # A round costs as much as sixty units of work besides.
+    rounds = effort // (60 + max(map(_work, current)))
+    first, last = PARAMETERS.local_threshold
     best, best_ns = list(current), max(replica.time_ns for replica in current)
     for round_index in range(rounds):
         if round_index % 64 == 0 and deadline.passed:
             break
-        threshold = _FIRST * (_LAST / _FIRST) ** (round_index / rounds)
+        threshold = first * (last / first) ** (round_index / rounds)
         times = [replica.time_ns for replica in current]
         slowest = int(np.argmax(times))
         limit = times[slowest] * (1.0 + threshold)
         spend(8e-5 + 6e-6 * _work(current[slowest]) + 4.2e-6 * current[slowest].packed.shape[1])
+        # Of the draws the first quarter reorders micro-batches, the last parts exchange one sequence for many and
+        # open a micro-batch.
         draw = random.random()
-        if draw < _PLACES and current[slowest].timer.num_stages > 1:
+        if draw < 0.25 and current[slowest].timer.num_stages > 1:
             reordered = _moved(current[slowest], limit, random, changes)
             if reordered is not None:
                 current[slowest] = reordered
         else:
             # A replica of one micro-batch has nothing to exchange within.
-            is_within = len(current[slowest].packed) > 1 and random.random() < _WITHIN
+            is_within = len(current[slowest].packed) > 1 and random.random() < 0.5
             others = [index for index in range(len(current)) if index != slowest]
             other = slowest if is_within or not others else others[int(random.integers(len(others)))]
             pair = _exchanged(current[slowest], current[other], draw, limit, random, changes)
@@ -232,11 +225,11 @@ def _exchanged(
     """Return the best of some random exchanges between ``here`` and ``there``, which may be the same replica; None
     if none is below the limit."""
     is_same = here is there
-    if draw > 1.0 - _OPENS or not len(there.packed):
+    if draw > 0.95 or not len(there.packed):
         draw = 1.0
         there = there.with_empty(int(random.integers(len(there.packed) + 1)))
         here = there if is_same else here
-    propose = _for_many if 1.0 - _OPENS - _MANY < draw <= 1.0 - _OPENS else _for_one
+    propose = _for_many if 0.75 < draw <= 0.95 else _for_one
     source, target, moved = propose(here, there, random, changes)
     quanta = moved @ here.timer.quanta
     fits = here.quanta[source] - quanta <= here.timer.max_quanta
@@ -276,14 +269,14 @@ def _for_one(here: Replica, there: Replica, random: np.random.Generator, changes
     if len(empty):
         take, is_exchange = np.full((changes, 2), empty[0]), np.zeros(changes, dtype=bool)
     else:
-        take, is_exchange = there.random_sequences(random, changes), random.random(changes) >= _NOTHING
+        take, is_exchange = there.random_sequences(random, changes), random.random(changes) >= 0.4
     moved = np.zeros((changes, here.packed.shape[1]), dtype=np.int64)
     moved[rows, give[:, 1]] = 1
     moved[rows[is_exchange], take[is_exchange, 1]] -= 1
     for replica, first, sign in ((here, give, 1), (there, take, -1)):
         # A second sequence of the same micro-batch.
         second = replica.random_sequences(random, changes) if replica is here or not len(empty) else first
-        is_pair = (second[:, 0] == first[:, 0]) & (random.random(changes) < _PAIRS)
+        is_pair = (second[:, 0] == first[:, 0]) & (random.random(changes) < 0.5)
         is_pair &= is_exchange | (replica is here)
         moved[rows[is_pair], second[is_pair, 1]] += sign
     return give[:, 0], take[:, 0], moved

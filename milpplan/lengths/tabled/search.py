@@ -286,20 +286,10 @@ def check_held(problem: GroupedProblem, sets: Sequence[SetRecord]) -> None:
         )
 
 
-# One assignment program may take this share of the remaining time.
-_SHARE = 0.34
-# Programs state times in this many units of the incumbent's time, fewer for backends with narrow numbers.
-_UNITS = {"cpsat": 2**12, "cbc": 2**12}
-_FRACTIONS = {"cpsat": 2**8, "cbc": 2**8}
-_DEFAULT_UNITS = 2**20
-# Bounds of floating-point solvers may be this far from whole numbers.
-_BOUND_TOLERANCE = 1e-4
-# Maximum number of variables of an exact program.
-_MAX_EXACT = 512
-# Minimum relative progress of bound and plan for another assignment program with idle time.
-_PROGRESS = 2e-4
-# Number of sets that are packed before programs are solved; with more sequences short ones balance replicas.
-_STARTS, _START_SEQUENCES = 8, 96
+def _resolution(backend_name: str) -> tuple[int, int]:
+    """Return the units of the incumbent's time in which programs state times, and their fractions: fewer for
+    backends with narrow numbers."""
+    return (2**12, 2**8) if backend_name in ("cpsat", "cbc") else (2**20, DEFAULT_FRACTIONS)
 
 
 def solve_groups(
@@ -390,7 +380,8 @@ class _Search:
 
     def _start(self) -> None:
         """Plan the most promising sets of one micro-batch a replica, before any program is solved."""
-        for record in self.sets[:_STARTS] if self.problem.num_sequences <= _START_SEQUENCES else ():
+        # Of more sequences the short ones balance replicas.
+        for record in self.sets[:8] if self.problem.num_sequences <= 96 else ():
             if self.best is not None and self.deadline.passed:
                 break
             kinds = self.problem.kinds_of(record.used[0])
@@ -403,7 +394,7 @@ class _Search:
     def examine(self, record: SetRecord) -> None:
         """Bound and solve a set: relaxation, assignment program, and for small steps the exact program."""
         unit_ns = self._unit_ns(self._guess_ns(record))
-        fractions = _FRACTIONS.get(self.solver.name, DEFAULT_FRACTIONS)
+        fractions = _resolution(self.solver.name)[1]
         for profiles in (False, True):
             program = assignment_program(self.problem, record.used, self.cuts, unit_ns, fractions, profiles)
             relaxation = Relaxation(program.program)
@@ -415,7 +406,7 @@ class _Search:
         values = self._solve_program(record, program.program, unit_ns, "master")
         if values is not None:
             self._pack_answer(program.loads(values), program.kinds)
-        small = exact_size(self.problem, record.used) <= _MAX_EXACT
+        small = exact_size(self.problem, record.used) <= PARAMETERS.max_exact_variables
         if record.bound_ns < self.target_ns() and small:
             self._solve_exactly(record)
 
@@ -440,9 +431,7 @@ class _Search:
             except SolverError:
                 # A backend that refuses rows of this size leaves what is proved already.
                 return
-            progress = (
-                record.bound_ns - old_values[0] + old_values[1] - self.best.time_ns > _PROGRESS * old_values[1]
-            )
+            progress = record.bound_ns - old_values[0] + old_values[1] - self.best.time_ns > 2e-4 * old_values[1]
             if not has_learned and not progress:
                 return
 
@@ -463,7 +452,7 @@ class _Search:
 
     def _unit_ns(self, guess_ns: int) -> int:
         """Return the unit of time in programs, ns."""
-        return max(1, guess_ns // _UNITS.get(self.solver.name, _DEFAULT_UNITS))
+        return max(1, guess_ns // _resolution(self.solver.name)[0])
 
     def _interval(self, record: SetRecord, unit_ns: int) -> tuple[float, float]:
         """Return an interval of the group times of plans below the incumbent and above the bound, ns."""
@@ -481,7 +470,7 @@ class _Search:
         """
         assert self.best is not None
         unit_ns = self._unit_ns(self.best.time_ns)
-        fractions = _FRACTIONS.get(self.solver.name, DEFAULT_FRACTIONS)
+        fractions = _resolution(self.solver.name)[1]
         low, high = self._interval(record, unit_ns)
         capacity_rows = {kind: idle_time.capacity_row(low, high) for kind, idle_time in idle_times.items()}
         program = assignment_program(self.problem, record.used, self.cuts, unit_ns, fractions, waits=capacity_rows)
@@ -506,7 +495,8 @@ class _Search:
         """Solve a program below the incumbent. Raises the bound of the record, and returns the values."""
         remaining_s = max(1.0, self.deadline.left_s)
         share = 64 if by == "waits" else 8
-        limits = Limits(time_limit_s=max(1.0, _SHARE * remaining_s), relative_gap=self.relative_gap / share)
+        limit_s = max(1.0, PARAMETERS.program_share * remaining_s)
+        limits = Limits(time_limit_s=limit_s, relative_gap=self.relative_gap / share)
         # Plans between the cutoff and the incumbent gain nothing, and their absence is hard to prove.
         limit_ns = math.ceil(self.target_ns()) if by == "exact" and self.best is not None else None
         # CP-SAT rounds groups' times up to whole units, by up to one unit each.
@@ -519,9 +509,10 @@ class _Search:
             self._raise_bound(record, nothing_below, 1, by)
             return None
         if solution.bound is not None:
-            # A floating-point solver's bound is wrong by far less than a unit, if a unit is more than one ns.
+            # A floating-point solver's bound is wrong by far less than a unit, if a unit is more than one ns, and
+            # may be slightly above a whole number.
             slack = spare if solution.backend == "cpsat" else int(unit_ns > 1)
-            self._raise_bound(record, math.ceil(solution.bound - _BOUND_TOLERANCE) - slack, unit_ns, by)
+            self._raise_bound(record, math.ceil(solution.bound - 1e-4) - slack, unit_ns, by)
         if solution.values is None:
             return None
         return np.rint(solution.values.astype(np.float64)).astype(np.int64)

@@ -29,9 +29,6 @@ from milpplan.errors import IllegalPlanError
 from milpplan.lengths.tabled.problem import GroupedProblem, Int64Array, Kind, pipeline_times_ns
 from milpplan.optimize.milp.program import ProgramBuilder
 
-# Larger sets of strategies have one cost from below: their cheapest tour, without its hidden gradients.
-_MAX_LISTED = 4
-
 _States = dict[tuple[frozenset[int], int], tuple[int, tuple[int, ...]]]
 
 
@@ -130,9 +127,9 @@ def undominated_tours(problem: GroupedProblem, used: tuple[int, ...]) -> tuple[T
     ``used``.
 
     A step of the tour takes ``constant_ns + sum_s max(Z_s, hidden_s)``, so the minimum over these costs is exact.
-    Larger sets get one cost from below: the cheapest tour without its hidden gradients.
+    Sets of more than four strategies get one cost from below: the cheapest tour without its hidden gradients.
     """
-    if len(used) > _MAX_LISTED:
+    if len(used) > 4:
         return (TourCost(least_overhead_ns(problem, used), (0,) * len(used)),)
     nothing = dict.fromkeys(used, 0)
     prices = set()

@@ -239,11 +239,10 @@ def _raised(
             break
         if turn % 2 == 1:
             is_open = bounds_ns[open_] < target[open_]
-            if turn % PARAMETERS.updates_per_forecast == 1 and turn > 1:
-                # A set is hopeless if twice its recent rise would not suffice: the rise slows down.
-                rose = (bounds_ns[open_] - earlier_ns[open_]) * (
-                    2 * (PARAMETERS.weight_updates - turn) / PARAMETERS.updates_per_forecast
-                )
+            if turn % 12 == 1 and turn > 1:
+                # A set is hopeless if twice its rise in twelve updates would not suffice: the rise slows down.
+                left = 2 * (PARAMETERS.weight_updates - turn) / 12
+                rose = (bounds_ns[open_] - earlier_ns[open_]) * left
                 is_open &= bounds_ns[open_] + rose >= target[open_]
                 earlier_ns = bounds_ns.copy()
             open_, weights = open_[is_open], weights[is_open]

@@ -17,7 +17,7 @@ import numpy as np
 
 from milpplan.errors import InvalidInputError
 from milpplan.lengths.deadline import NEVER, Deadline
-from milpplan.lengths.search_parameters import PARAMETERS, SAFETY
+from milpplan.lengths.search_parameters import SAFETY
 from milpplan.lengths.turns.lagrangian_mixtures import (
     Bounded,
     even_weights,
@@ -150,8 +150,8 @@ def split(
     """
     open_sets: list[StrategySet] = []
     dropped, last = np.inf, None
-    for start in range(0, len(sets), PARAMETERS.screening_batch):
-        batch = sets[start : start + PARAMETERS.screening_batch]
+    for start in range(0, len(sets), 128):
+        batch = sets[start : start + 128]
         if deadline.passed:
             open_sets += sets[start:]
             break
@@ -240,8 +240,7 @@ class _Choices:
         weights = self.weights[parents]
         weights[:, :, position] = self.last[rows[:, position, None], is_longest[:, position]]
         # A weight of zero would stay zero.
-        even_share = PARAMETERS.even_weight_share
-        weights = (1.0 - even_share) * weights + even_share * even_weights(self.problem)[is_longest]
+        weights = 0.95 * weights + 0.05 * even_weights(self.problem)[is_longest]
         bounds, weights = subgradient_bound_ns(self.problem, rows, target_ns, weights)
         self.last[rows[:, None, :], is_longest] = weights
         is_closed = bounds >= target_ns

@@ -195,7 +195,7 @@ class SetBounds:
             )
             self.programs[strategy, first] = program.with_other_costs(other_costs)
             # The rows of the program add up to slightly less in intervals of the work.
-            aim_ns = PARAMETERS.exclusive_aim * (target_ns - order_ns - fixed_cost_ns)
+            aim_ns = 1.001 * (target_ns - order_ns - fixed_cost_ns)
             is_open |= self.programs[strategy, first].run(aim_ns, deadline)
         return is_open
 
