@@ -241,7 +241,7 @@ def optimise_prices(
         The bound of the highest value, its mixture and prices, and the columns of the last program; None without a
             solution.
     """
-    # Of the box around the best prices, relative to them.
+    # Relative width of the box around the best prices; one that gains nothing doubles, up to 0.8.
     width = PARAMETERS.price_width / 5 if near else PARAMETERS.price_width
     program = Program.started(configuration, start.rows, other_columns, time_ns)
     best, rows = configuration.prove_price_bound(start.mixture, start.prices)
