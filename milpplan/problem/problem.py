@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, model_validator
 
 from milpplan.problem.hardware import PRECISIONS, QUANTIZATIONS, HardwareSpec, PrecisionName, Quantization
-from milpplan.problem.model import GroupedQueryAttention, LatentAttention, LinearModule, ModelSpec
+from milpplan.problem.model import LinearModule, ModelSpec
 from milpplan.problem.plan import (
     HELD_BY_MOE,
     NO_MODULES,
@@ -593,13 +593,10 @@ class Problem(Record):
     def _check_mtp_layers(self) -> None:
         if not self.job.mtp_layers:
             return
-        streams = self.model.residual_streams
-        beside = self.job.frozen_text or ("inference" if self.inference else "")
-        beside = beside or (f"{streams} residual streams ({self.model.name})" if streams > 1 else "")
-        if beside:
+        if beside := self.job.frozen_text or ("inference" if self.inference else ""):
             raise ValueError(f"mtp_layers={self.job.mtp_layers} beside {beside} is not modelled")
         kind = self.model.mtp_kind
-        if kind.mlp.type == "none" or not isinstance(kind.attention, GroupedQueryAttention | LatentAttention):
+        if kind.mlp.type == "none" or kind.attention.type not in ("gqa", "mla", "compressed"):
             raise ValueError(
                 f"a layer of multi-token prediction is priced as the last layer of the model, and that of "
                 f"{self.model.name} is not attention with a feed-forward block: leave mtp_layers out"

@@ -106,8 +106,10 @@ def local_mtp_parameters(problem: Problem, columns: LayoutColumns) -> LocalParam
     projection, hidden = mtp_projection_parameters(problem.model), problem.model.hidden_size
     muon = layer.muon
     if muon is not None:
-        both = Matrix(hidden, 2 * hidden, "outputs")
-        muon = matrix_updates(problem, problem.model.mtp_kind, columns, (both,))
+        both: tuple[Matrix, ...] = (Matrix(hidden, 2 * hidden, "outputs"),)
+        if problem.model.residual_streams > 1:
+            both = (Matrix(hidden, hidden, "outputs"),) * 2
+        muon = matrix_updates(problem, problem.model.mtp_kind, columns, both)
     dense = layer.dense + projection.tensor_parallel / columns.tp + projection.replicated
     return LocalParameters(dense, layer.expert, muon=muon)
 

@@ -837,6 +837,8 @@ def test_deepseek_v4_lists_its_compressions() -> None:
     own, listed, plain = cases[:3]
     kinds = [layer.attention.compress_rate for layer in model_from_config(own, "m").kinds]
     assert kinds == [None, 4, 128]
+    further = model_from_config(own | {"compress_ratios": [0, 4, 128, 4, 0, 128]}, "m")
+    assert [one.mtp_layer.attention.compress_rate for one in (model_from_config(own, "m"), further)] == [None, 128]
     names = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
     spelled = {key: value for key, value in own.items() if key != "compress_ratios"}
     spelled |= {
@@ -849,6 +851,7 @@ def test_deepseek_v4_lists_its_compressions() -> None:
     for config, changes, seen in (
         (own, {"compress_ratios": [0, 4, 128]}, "compress_ratios is"),
         (own, {"compress_ratios": [0, 4, 128, 4, 8]}, "compress_ratios is"),
+        (own, {"compress_ratios": [0, 4, 128, 4, 0, 0, 4]}, "Layers of further tokens differ"),
         (own, {"layer_types": ["sliding_attention"] * 5}, "layer_types differs from compress_ratios"),
         (own, {"mlp_layer_types": ["dense"] * 5}, "mlp_layer_types is"),
         (own, {"hc_mult": 1}, "hc_mult is 1"),

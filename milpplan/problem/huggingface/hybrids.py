@@ -560,26 +560,28 @@ _RATES = {0: "sliding_attention", 4: _COMPRESSED[0], 128: _COMPRESSED[1]}
 
 
 def _compression(fields: Fields) -> tuple[list[str], dict[str, int]]:
-    """Read DeepSeek-V4's kinds of layers, and the tokens of a block in each kind with compressed keys."""
+    """Read DeepSeek-V4's kinds of layers, then that of the layers that predict further tokens (a window alone if
+    the file has none, as in the published ones), and the tokens of a block in each kind with compressed keys."""
     number, listed = fields.num_layers, fields.sequence("layer_types")
     ratios, rates = fields.sequence("compress_ratios"), {_COMPRESSED[0]: 4, _COMPRESSED[1]: 128}
-    # Further numbers are those of layers that predict further tokens.
     kinds = [_COMPRESSED[layer < 2 or layer % 2 == 0] for layer in range(number)]
     if ratios is not None:
         if len(ratios) < number or {*map(str, ratios)} - {*map(str, _RATES)}:
             raise fields.refuse(
                 f"compress_ratios is {shown(ratios)}.", f"Expected 0, 4 or 128 for each of {number} layers."
             )
-        kinds = [_RATES[int(str(one))] for one in ratios[:number]]
+        kinds = [_RATES[int(str(one))] for one in ratios]
     if listed is not None:
         if len(listed) < number or not {*map(str, listed)} <= {*_RATES.values()}:
             raise fields.refuse(
                 f"layer_types is {shown(listed)}.",
                 f"Expected {', '.join(_RATES.values())} for each of {number} layers.",
             )
-        if ratios is not None and listed[:number] != kinds:
+        if ratios is not None and listed[:number] != kinds[:number]:
             raise fields.refuse("layer_types differs from compress_ratios.", "Expected the same kinds of layers.")
-        kinds = [str(kind) for kind in listed[:number]]
+        kinds[:number] = [str(kind) for kind in listed[:number]]
+    if len({*kinds[number:]}) > 1:
+        raise fields.refuse("Layers of further tokens differ in compress_ratios.", "Expected one kind of them.")
     for key, kind in (("compress_rate_csa", _COMPRESSED[0]), ("compress_rate_hca", _COMPRESSED[1])):
         rates[kind] = fields.integer(key, default=rates[kind])
     nested = fields.value("compress_rates")
@@ -590,7 +592,7 @@ def _compression(fields: Fields) -> tuple[list[str], dict[str, int]]:
             fields.must_be(key, rates[kind], "compress_rates says so")
     elif nested is not None:
         raise fields.refuse(f"compress_rates is {shown(nested)}.", f"Expected a number for {', '.join(rates)}.")
-    return kinds, rates
+    return [*kinds[:number], *(kinds[number : number + 1] or [_RATES[0]])], rates
 
 
 def _deepseek_v4(fields: Fields, name: str) -> ModelSpec:
@@ -617,8 +619,10 @@ def _deepseek_v4(fields: Fields, name: str) -> ModelSpec:
         mixers[kind] = plain.model_copy(update={"compress_rate": rates[kind], "indexer": selects})
     width = fields.integer("moe_intermediate_size")
     experts = experts_of(fields, "n_routed_experts", "moe_intermediate_size", shared_intermediate_size=width)
-    layers = runs([mixers[kind] for kind in kinds], [experts] * number)
-    return model_of(fields, name, layers, residual_streams=fields.integer("hc_mult", minimum=2))
+    layers = runs([mixers[kind] for kind in kinds[:number]], [experts] * number)
+    further = LayerRun(count=1, attention=mixers[kinds[number]], mlp=experts)
+    streams = fields.integer("hc_mult", minimum=2)
+    return model_of(fields, name, layers, residual_streams=streams, mtp_layer=further)
 
 
 BUILDERS: dict[str, Builder] = {

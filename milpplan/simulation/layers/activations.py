@@ -444,7 +444,8 @@ def head_deferred_bytes(problem: Problem, columns: LayoutColumns) -> FloatArray:
     """Count the bytes per micro-batch that the head keeps for its weight gradient, [num_layouts].
 
     They are its input and the gradient of the logits or scores, in bf16. A layer of multi-token prediction has a
-    head again, a transformer layer, and a projection with two inputs and the gradient of its output.
+    head again, a transformer layer, and a projection with two inputs and the gradient of its output, or of n
+    residual streams with n + 1 of each.
     """
     shard = Shard.of(problem, columns)
     vocab = padded_vocab_size(problem.model.vocab_size, columns.tp) / columns.tp
@@ -458,7 +459,8 @@ def head_deferred_bytes(problem: Problem, columns: LayoutColumns) -> FloatArray:
         return head
     stream = BF16_BYTES * shard.tokens * shard.hidden / shard.sequence_tp
     layer = layer_deferred_bytes(problem, problem.model.mtp_kind, columns) + head
-    return np.asarray(head + problem.job.mtp_layers * (layer + np.where(columns.split_backward, 3 * stream, 0.0)))
+    projected = (3 if streams == 1 else 2 * (streams + 1)) * stream
+    return np.asarray(head + problem.job.mtp_layers * (layer + np.where(columns.split_backward, projected, 0.0)))
 
 
 def _column_input(shard: Shard) -> FloatArray:

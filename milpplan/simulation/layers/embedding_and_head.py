@@ -243,24 +243,32 @@ def _scores(problem: Problem, columns: LayoutColumns) -> Endpoint:
 def _with_mtp_layers(problem: Problem, columns: LayoutColumns, head: Endpoint) -> Endpoint:
     """Add the layers of multi-token prediction to the head; each is a transformer layer, embedding and head again.
 
-    Between them are the norms of hidden states and embeddings, and the projection of both, 2h to h. Its outputs
-    are divided by tp and gathered, and nothing hides its communication: an upper bound. The transformer layer
-    keeps its activations (Megatron-LM skips it in recomputation by blocks) and runs in no pairs.
+    Between them are the norms of hidden states and embeddings, and the projection of both, 2h to h. Of n residual
+    streams each has a norm and a product of its own, to which that of the embedding is added. Outputs of the
+    projection are divided by tp and gathered, and nothing hides its communication: an upper bound. The transformer
+    layer keeps its activations (Megatron-LM skips it in recomputation by blocks) and runs in no pairs.
 
     Source: DeepSeek-AI 2024 (DeepSeek-V3), equations 21 to 23; Megatron-LM
-    core/transformer/multi_token_prediction.py.
+    core/transformer/multi_token_prediction.py; the code beside the weights of deepseek-ai/DeepSeek-V4-Flash,
+    inference/model.py (``MTPBlock``).
     """
+    streams = problem.model.residual_streams
     shard, embedding = Shard.of(problem, columns), embedding_endpoint(problem, columns)
     layer = layer_seconds(problem, problem.model.mtp_kind, columns)[:, ONCE]
     kept = layer_activations(problem, problem.model.mtp_kind, columns)
     phases = layer + embedding.phases + head.phases
-    product = shard.gemm(shard.tokens, shard.hidden / shard.tp, 2.0 * shard.hidden, {})
-    apart = np.where(columns.split_backward, product.wgrad, 0.0)
+    width, hidden = shard.hidden / shard.tp, float(shard.hidden)
+    products = [shard.gemm(shard.tokens, width, 2 * hidden, {})]
+    if streams > 1:
+        products = [shard.gemm(number * shard.tokens, width, hidden, {}) for number in (1, streams)]
+    forward, dgrad, wgrad = np.sum([[one.forward, one.dgrad, one.wgrad] for one in products], axis=0)
+    apart = np.where(columns.split_backward, wgrad, 0.0)
     stream = BF16_BYTES * shard.tokens * shard.hidden / shard.sequence_tp
-    # Two norms, and the concatenation: each reads and writes two tensors.
-    between = shard.memory_bound(8 * stream)
-    phases[Part.COMPUTE, Phase.FORWARD] += between + product.forward
-    phases[Part.COMPUTE, Phase.BACKWARD] += 1.5 * between + product.dgrad + product.wgrad - apart
+    # Two norms, and the concatenation: each reads and writes two tensors. Of several streams, norms of embeddings
+    # and streams, and a sum; its copies of the embedding are in ``embedding``.
+    between = shard.memory_bound((8 if streams == 1 else 3 * streams + 2) * stream)
+    phases[Part.COMPUTE, Phase.FORWARD] += between + forward
+    phases[Part.COMPUTE, Phase.BACKWARD] += 1.5 * between + dgrad + wgrad - apart
     phases[Part.COMPUTE, len(ONCE) - 1] += apart
     message = BF16_BYTES * shard.tokens * shard.hidden
     sp, group = columns.sequence_parallel, placement.tensor(columns)
@@ -271,8 +279,8 @@ def _with_mtp_layers(problem: Problem, columns: LayoutColumns, head: Endpoint) -
     phases[Part.TP, Phase.FORWARD] += output + np.where(sp, inputs, 0.0)
     phases[Part.TP, Phase.BACKWARD] += np.where(sp, inputs + scatter + output, whole)
     count, added = problem.job.mtp_layers, head.phases + problem.job.mtp_layers * phases
-    # The embeddings before their norm, and the input of the projection; hidden states are the head's input.
-    kept_bytes = kept.kept + embedding.kept_bytes + head.kept_bytes + 3 * stream
+    # The embeddings before their norm, and the inputs of the projection; hidden states are the head's input.
+    kept_bytes = kept.kept + embedding.kept_bytes + head.kept_bytes + (2 + streams) * stream
     return Endpoint(
         problem.model,
         True,

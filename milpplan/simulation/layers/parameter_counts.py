@@ -601,6 +601,8 @@ def model_flops_per_token(model: ModelSpec, sequence_length: int, mtp_layers: in
     if mtp_layers:
         kind = model.mtp_kind
         used = mtp_parameters(model) - _idle_parameters(model, kind) + model.vocab_size * model.hidden_size
+        # Half of the projection is of every residual stream.
+        used += (model.residual_streams - 1) * model.hidden_size**2
         total += mtp_layers * (6.0 * used + sum(_mixer_flops(model.hidden_size, kind.attention, sequence_length)))
     return total
 
