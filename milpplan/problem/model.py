@@ -316,7 +316,7 @@ class LayerRun(Record):
             "core_attn": whole,
             "moe_act": experts,
             "layernorm": latent or compressed or experts,
-            "mla_up_proj": latent and whole,
+            "mla_up_proj": (latent and whole) or compressed,
             "mlp": isinstance(mlp, DenseMlp),
             "moe": experts,
             "shared_experts": experts and self.has_dense_part,

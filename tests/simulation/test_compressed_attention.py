@@ -209,7 +209,8 @@ def test_training_flops_grow_with_compressed_keys() -> None:
 
 def test_attention_keeps_by_hand() -> None:
     """Queries twice, latents and key twice, values and gates of a compression, its key twice, output, statistics,
-    the groups' outputs, and the positions and gradients of an indexer; selective recomputation drops queries."""
+    the groups' outputs, and the positions and gradients of an indexer; selective recomputation drops queries, and
+    so does the module of their projection."""
     problem, columns = ideal(), columns_of(dp=8)
     queries = 2 * 2 * 64 * 512
     plain = queries + 2 * 2 * (1024 + 512) + 2 * 64 * 512 + 4 * 64 + 2 * 8 * 1024
@@ -221,6 +222,10 @@ def test_attention_keeps_by_hand() -> None:
         assert found.kept[0] == pytest.approx(S * (2 * 2 * H + plain + more))
         assert found.dropped_selective[0] == pytest.approx(S * (2 * H + queries))
         assert found.dropped_full[0] == pytest.approx(found.kept[0] - S * 2 * H)
+        named = columns_of(dp=8, recompute_modules="mla_up_proj")
+        assert layer_activations(problem, alone(problem, kind), named).dropped_selective[0] == S * queries
+        replay = layer_seconds(problem, alone(problem, kind), named)[Part.COMPUTE, Phase.SELECTIVE, 0]
+        assert replay * PEAK_FLOPS_PER_S == pytest.approx(2 * S * 1024 * 64 * 512, rel=1e-6)
     scores = layer_activations(problem, alone(problem, "sparse"), columns).workspace[0]
     assert scores == pytest.approx(12 * S * S / 4 + 2 * H * S)
 
@@ -356,15 +361,17 @@ def test_further_tokens_of_residual_streams_by_hand() -> None:
     assert waiting[1] - 2 * waiting[0] - layer_waits == pytest.approx(2 * 5 * 2 * H * S)
 
 
-def test_a_published_run_is_met() -> None:
-    """Megatron-Bridge's recipe of DeepSeek-V4-Flash on 128 GB200 in MXFP8 took 8.13 s a step of 2,048 sequences of
-    4,096 tokens, with 731.4 TFLOP/s a GPU and thus 90.8 GFLOP a token (NVIDIA-NeMo/Megatron-Bridge#5724). It
-    recomputes the queries, moves the optimizer to the host, which is not priced here, and is met within 12 %."""
+@pytest.mark.parametrize(("gpu", "measured_s", "error"), [("gb200", 8.1346, 0.12), ("gb300", 7.8403, 0.16)])
+def test_published_runs_are_met(gpu: str, measured_s: float, error: float) -> None:
+    """Megatron-Bridge's recipe of DeepSeek-V4-Flash in MXFP8 took 8.13 s on 128 GB200 and 7.84 s on 128 GB300 for
+    a step of 2,048 sequences of 4,096 tokens, the first with 731.4 TFLOP/s a GPU and thus 90.8 GFLOP a token
+    (NVIDIA-NeMo/Megatron-Bridge#5724). It recomputes the queries, and moves the optimizer's states to the host,
+    which is not priced here: simulated steps are 11 and 15 % short."""
     flops = model_flops_per_token(model(), 4096, mtp_layers=1)
     assert flops == pytest.approx(731.4e12 / 8056.45, rel=0.01)
     job = {"precision": "mxfp8", "grad_dtype": "bf16", "mtp_layers": 1, "sequence_length": 4096}
-    problem = problem_of(model(), "gb200-nvl72", **job)
+    problem = problem_of(model(), f"{gpu}-nvl72", **job)
     switches = {"zero_stage": 1, "overlap_grad_reduce": True, "overlap_param_gather": True}
-    layout = Layout(dp=128, ep=32, global_batch_size=2048, **switches)
+    layout = Layout(dp=128, ep=32, global_batch_size=2048, recompute_modules="mla_up_proj", **switches)
     seconds = simulate(problem, even_plan(problem, layout, selective=43)).step_time_s
-    assert seconds == pytest.approx(8.1346, rel=0.12)
+    assert seconds == pytest.approx(measured_s, rel=error)

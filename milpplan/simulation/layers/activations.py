@@ -129,8 +129,9 @@ def _module_bytes(shard: Shard, kind: LayerRun) -> FloatArray:
     """Count the bytes that the modules of ``Layout.recompute_modules`` drop.
 
     ``layernorm``: 2 u h/r for experts, and the input of the projections of latent attention. ``mla_up_proj``:
-    expanded queries, keys and values. ``core_attn``: scores, or with flash attention its statistics. ``moe_act``:
-    the input of the experts' last product. ``shared_experts``, ``mlp``, ``moe``: all but the input of the block.
+    expanded queries, keys and values, or the queries for compressed keys. ``core_attn``: scores, or with flash
+    attention its statistics. ``moe_act``: the input of the experts' last product. ``shared_experts``, ``mlp``,
+    ``moe``: all but the input of the block.
 
     Source: Megatron-LM at d98e8a64, core/transformer/transformer_layer.py, core/transformer/attention.py,
     core/transformer/multi_latent_attention.py, core/transformer/moe/moe_layer.py and moe/experts.py: modules keep
@@ -147,6 +148,8 @@ def _module_bytes(shard: Shard, kind: LayerRun) -> FloatArray:
         dropped["core_attn"] = statistics if job.attention_kernel == "flash" else _attention(shard, kind)[1]
     if isinstance(mixer, LatentAttention | CompressedAttention):
         dropped["layernorm"] = shard.operand_bytes * stream + copies
+    if isinstance(mixer, CompressedAttention):
+        dropped["mla_up_proj"] = compressed_kept_bytes(shard, mixer)[1]
     if isinstance(mixer, LatentAttention):
         widths = 2 * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim) + mixer.v_head_dim
         dropped["mla_up_proj"] = BF16_BYTES * tokens * mixer.num_attention_heads / shard.tp * widths

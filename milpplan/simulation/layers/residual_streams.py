@@ -11,8 +11,8 @@ recompute the inputs and outputs of hyper-connections by themselves, which is no
 
 Sources: Xie et al. 2025 (mHC, arXiv 2512.24880), section 4.3; DeepSeek-AI 2026 (DeepSeek-V4, arXiv 2606.19348),
 sections 2.2 and 3; Megatron-LM@023f5cf1 core/transformer/hyper_connection.py; transformers 5.24.0,
-``DeepseekV4HyperConnection``, ``DeepseekV4HyperHead``. No scored run has such layers; a step of DeepSeek-V4-Flash
-in NVIDIA-NeMo/Megatron-Bridge#5724 takes 12 % more than the simulated one.
+``DeepseekV4HyperConnection``, ``DeepseekV4HyperHead``. No scored run has such layers; steps of DeepSeek-V4-Flash
+in NVIDIA-NeMo/Megatron-Bridge#5724 take 13 % (GB200) and 18 % (GB300) more than simulated ones.
 """
 
 from __future__ import annotations

@@ -205,7 +205,8 @@ def add_compressed_attention(
     up = shard.gemm(tokens, heads * size, rank, {})
     turned = shard.memory_bound(2 * BF16_BYTES * tokens * (heads + 1) * size)
     backward = up.dgrad + up.wgrad + 1.5 * turned
-    tally.compute(up.forward + turned, backward, up.wgrad, selective=True)
+    with tally.module("mla_up_proj"):
+        tally.compute(up.forward + turned, backward, up.wgrad, selective=True)
     inner = heads * size / groups
     weight = kernels.weight_gradient_s(
         gpu, "bf16", width, inner, tokens, groups, shard.grad_bytes, shard.fused_sums
