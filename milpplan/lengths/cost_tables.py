@@ -247,6 +247,8 @@ def replicas_of_several(
     return times_ns
 
 
+# Full micro-batches have so many times the quanta of the smaller ones that typical times go through.
+_SMALL = 8
 # The ratio of forward to backward of equal stages is a ratio of whole parts of this number.
 _PARTS = 48
 
@@ -597,6 +599,16 @@ class Timer:
         """Capacity of a micro-batch in quanta."""
         return int(self.base.shape[-1])
 
+    @property
+    def full_quanta(self) -> int:
+        """Capacity: micro-batches within it may follow each other in any number."""
+        return self.max_quanta
+
+    @property
+    def max_micro_batches(self) -> int | None:
+        """Maximum number of micro-batches of a replica: any."""
+        return None
+
     def phases(self, packed: IntArray) -> FloatArray:
         """Return forward and backward times [2, P, v] of micro-batches [v, n]: 0 if empty; tokens beyond the
         capacity are not counted."""
@@ -611,6 +623,15 @@ class Timer:
     def lags(self, quanta: IntArray) -> FloatArray:
         """Return the transfer times of micro-batches with ``quanta`` [...]."""
         return np.asarray(self.transfer[np.maximum(quanta, 1) - 1])
+
+    @property
+    def lines(self) -> tuple[FloatArray, FloatArray]:
+        """Means of all stages between full micro-batches and an eighth of them, with the ring hidden."""
+        high, low = self.max_quanta, max(1, self.max_quanta // _SMALL)
+        base = self.base[1, :, -1]
+        slopes = (base[:, -1] - base[:, low - 1]) / max(1, high - low)
+        sequence = self.attention[1, :, -1] + slopes[:, None] * self.quanta
+        return np.maximum(0.0, base[:, -1] - slopes * high), sequence
 
     def allows(self, packed: IntArray) -> bool:
         """Return True: micro-batches within the capacity may follow each other in any number."""

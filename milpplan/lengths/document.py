@@ -9,7 +9,8 @@ batch's sequences. Derived fields (times, timeline) are checked against the simu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,7 +18,6 @@ import numpy as np
 from pydantic import Field
 
 from milpplan.errors import InvalidInputError
-from milpplan.lengths.dispatch import PlacedBatch
 from milpplan.lengths.tabled.problem import (
     GroupedProblem,
     Int64Array,
@@ -339,47 +339,51 @@ def _counts(lengths: Int64Array, replica: tuple[Pairs, ...], source: str) -> Int
     return counts
 
 
-def restored_dispatch(file: DispatchFile, problem: GroupedProblem, source: str) -> PlacedBatch:
-    """Restore a batch under the strategies of ``problem``, simulated and checked anew.
+def restored_dispatch(file: DispatchFile, problem: GroupedProblem, source: str) -> GroupedPlan:
+    """Restore a batch under the strategies of ``problem`` as a plan of its sequences, simulated and checked anew.
 
     Raises:
         InvalidInputError: a sequence is missing, repeated or not of the batch, or a name is wrong.
         IllegalPlanError: a batch that breaks memory or states a wrong time.
     """
     names = _names(problem)
-    number = len(file.lengths)
-    positions = np.full((3, number), -1, np.int64)
-    order = tuple(_index(names, group.strategy, source) for group in file.groups)
-    for strategy, group in zip(order, file.groups, strict=True):
-        indexed_positions = [
-            (index, replica, micro_batch)
-            for replica, micro_batches in enumerate(group.replicas)
-            for micro_batch, indices in enumerate(micro_batches)
-            for index in indices
+    lengths, places, counts = np.unique(np.array(file.lengths, np.int64), return_inverse=True, return_counts=True)
+    home = _index(names, file.home, source)
+    problem = replace(problem, lengths=lengths, counts=counts, homes=(home,))
+    missing = set(range(len(places)))
+    groups = []
+    for group in file.groups:
+        strategy = _index(names, group.strategy, source)
+        number = len(problem.strategies[strategy].replicas)
+        for replica, micro_batches in enumerate(group.replicas):
+            for index in (index for micro_batch in micro_batches for index in micro_batch):
+                if index not in missing or replica >= number:
+                    raise InvalidInputError(
+                        f"{source}: sequence {index} of {len(places)} is on replica {replica} of "
+                        f"{group.strategy}.",
+                        "Every sequence once, on a replica that exists, expected.",
+                    )
+                missing.remove(index)
+        rows = iter([*group.replicas, *[()] * (number - len(group.replicas))])
+        packings = [
+            Packing(kind, tuple(_counts_of(next(rows), places, len(lengths)) for _ in range(kind.num_replicas)))
+            for kind in problem.kinds_of(strategy)
         ]
-        for index, replica, micro_batch in indexed_positions:
-            if (
-                index >= number
-                or positions[0, index] >= 0
-                or replica >= len(problem.strategies[strategy].replicas)
-            ):
-                raise InvalidInputError(
-                    f"{source}: sequence {index} of {number} is on replica {replica} of {group.strategy}.",
-                    "Every sequence once, on a replica that exists, expected.",
-                )
-            positions[:, index] = strategy, replica, micro_batch
-    if (positions < 0).any():
+        groups.append(Group(strategy, tuple(packings)))
+    if missing:
         raise InvalidInputError(
-            f"{source}: sequence {int(np.flatnonzero(positions[0] < 0)[0])} is in no micro-batch.",
+            f"{source}: sequence {min(missing)} is in no micro-batch.",
             "Every sequence once expected.",
         )
-    home = _index(names, file.home, source)
-    lengths = np.array(file.lengths, np.int64)
-    dispatch = PlacedBatch(
-        problem, lengths, positions[0], positions[1], positions[2], home, order, file.time_ns, file.bound_ns
-    )
-    dispatch.plan()
-    return dispatch
+    plan = GroupedPlan(problem, home, tuple(groups), file.time_ns)
+    check(plan)
+    return plan
+
+
+def _counts_of(replica: Sequence[Sequence[int]], places: Int64Array, num_lengths: int) -> Int64Array:
+    """Count the sequences of each length in micro-batches of indices, [v, K]."""
+    rows = [np.bincount(places[list(micro_batch)], minlength=num_lengths) for micro_batch in replica]
+    return np.array(rows, np.int64).reshape(-1, num_lengths)
 
 
 def read_plan(path: Path) -> GroupedPlan:
@@ -387,7 +391,7 @@ def read_plan(path: Path) -> GroupedPlan:
     return restored_plan(validated(GroupedPlanFile, parse_json(read_text(path), str(path)), str(path)), str(path))
 
 
-def read_dispatch(path: Path, problem: GroupedProblem) -> PlacedBatch:
+def read_dispatch(path: Path, problem: GroupedProblem) -> GroupedPlan:
     """Read the batch of a file that holds a ``DispatchFile``."""
     file = validated(DispatchFile, parse_json(read_text(path), str(path)), str(path))
     return restored_dispatch(file, problem, str(path))

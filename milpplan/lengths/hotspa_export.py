@@ -22,24 +22,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
-from milpplan.lengths.bounds import PipelineCuts
-from milpplan.lengths.dispatch.turn_batches import TurnBatches
+from milpplan.lengths import MAX_QUANTA, quantum_problem
+from milpplan.lengths.candidates import sized
+from milpplan.lengths.cost_tables import typical_pipeline
+from milpplan.lengths.dispatch.turn_batches import batch_tables, chosen_candidates, step_problem
 from milpplan.lengths.document import Degrees
 from milpplan.lengths.records import LengthsResult
 from milpplan.lengths.tabled import (
     Group,
     GroupedPlan,
     Int64Array,
+    Kind,
     Packing,
+    Strategy,
+    arranged,
     check,
 )
-from milpplan.lengths.tabled.levelled import pack
+from milpplan.lengths.tabled.construction import constructed
+from milpplan.lengths.tabled.local_search import KindTimes
 from milpplan.lengths.tabled.step_plan import tour_time_ns
 from milpplan.problem import GroupedQueryAttention, ModelSpec, Problem
 from milpplan.problem.model import Mixer
@@ -203,15 +209,15 @@ def _boundaries(plan: GroupedPlan, groups: Sequence[Group]) -> tuple[int, ...]:
 def _repacked(plan: GroupedPlan, group: Group, counts: Int64Array) -> Group:
     """Pack other sequences in the group; only for replicas of one kind."""
     kinds = plan.problem.kinds_of(group.strategy)
-    packing: Packing | None = pack(kinds[0], PipelineCuts(kinds[0]), counts) if len(kinds) == 1 else None
-    if packing is None:
+    replicas = constructed(KindTimes(kinds[0]), kinds[0].num_replicas, counts) if len(kinds) == 1 else None
+    if replicas is None:
         name = plan.problem.strategies[group.strategy].name
         raise IllegalPlanError(
             f"The sequences of the bucket of {name} were not packed on replicas of {len(kinds)} kinds.",
             "One kind of replicas with room for them expected.",
             "Run the plan from its JSON.",
         )
-    return Group(group.strategy, (packing,))
+    return Group(group.strategy, (Packing(kinds[0], tuple(replicas)),))
 
 
 def _by_length(plan: GroupedPlan) -> list[Group]:
@@ -338,6 +344,52 @@ def _is_special(attention: Mixer) -> bool:
     )
 
 
+def plan_on_tables(problem: Problem, result: LengthsResult) -> tuple[GroupedPlan, dict[str, Degrees]]:
+    """Return a step of strategies in turn as a plan on tables of typical times, and the layouts of its strategies.
+
+    Raises:
+        InvalidInputError: the strategies do not belong to the problem.
+    """
+    quantum_job = quantum_problem(problem, result.alignment)
+    members = sized(quantum_job, chosen_candidates(quantum_job, result), MAX_QUANTA)
+    pool = batch_tables(quantum_job, result, members)
+    names = [member.candidate.name for member in members]
+    grouped = step_problem(pool, names.index(result.home))
+    strategies = [
+        strategy
+        if pool.num_stages(member) == 1
+        else Strategy.of(
+            typical_pipeline(
+                pool.tables[member], members[member], pool.max_quanta(member, shared_memory=len(names) > 1)
+            ),
+            members[member].candidate.layout.dp,
+            pool.reduce_ns(member),
+            strategy.name,
+        )
+        for member, strategy in enumerate(grouped.strategies)
+    ]
+    grouped = replace(grouped, strategies=tuple(strategies))
+    groups = []
+    for group in result.groups:
+        (kind,) = grouped.kinds_of(names.index(group.strategy))
+        replicas = tuple(_counted(kind, replica) for replica in group.micro_batches)
+        groups.append(Group(kind.strategy, (Packing(kind, replicas),)))
+    layouts = {
+        member.candidate.name: Degrees(
+            **{name: getattr(member.candidate.layout, name) for name in Degrees.model_fields}
+        )
+        for member in members
+    }
+    return arranged(grouped, groups), layouts
+
+
+def _counted(kind: Kind, replica: tuple[tuple[int, ...], ...]) -> Int64Array:
+    """Return micro-batches as counts [v, n] of the kind's lengths."""
+    width = len(kind.lengths)
+    rows = [np.bincount(np.searchsorted(kind.lengths, micro_batch), minlength=width) for micro_batch in replica]
+    return np.array(rows, dtype=np.int64).reshape(-1, width)
+
+
 def hotspa_step(problem: Problem, result: LengthsResult) -> HotSPaStep:
     """Return the configuration of a step of strategies in turn that ``solve_lengths`` found for a problem.
 
@@ -356,10 +408,10 @@ def hotspa_step(problem: Problem, result: LengthsResult) -> HotSPaStep:
                 "Expected tp, pp and dp only: HotSPa's runtime knows no other parallelism.",
                 "Solve again with " + " ".join(f"--fix {name}=1" for name in unsupported) + ".",
             )
-    batches = TurnBatches(problem, result)
-    buckets = as_buckets(batches.plan)
-    launch = exported(buckets, batches.layouts, problem.model.num_layers)
-    excess = percent_text(max(0.0, buckets.time_ns / batches.plan.time_ns - 1.0))
+    plan, layouts = plan_on_tables(problem, result)
+    buckets = as_buckets(plan)
+    launch = exported(buckets, layouts, problem.model.num_layers)
+    excess = percent_text(max(0.0, buckets.time_ns / plan.time_ns - 1.0))
     notes = [
         f"By the runtime's rules, a bucket a strategy, the step takes {excess} longer. It packs by itself, too: "
         "greedily, packs dealt out in turn, and those beyond a multiple of dp dropped."

@@ -64,6 +64,8 @@ class SearchParameters:
     """Effort of a longer local search."""
     group_effort: int = 60_000
     """Effort of the local search on a group of a plan on tables."""
+    batch_effort: int = 5_500
+    """Effort of the local search for a batch of up to 768 sequences on four stages; less for larger ones."""
     local_threshold: tuple[float, float] = (3e-3, 1e-5)
     """Accepted relative lengthening of the slowest replica, at first and in the end."""
 

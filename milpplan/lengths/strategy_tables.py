@@ -17,8 +17,6 @@ from enum import IntEnum
 import numpy as np
 
 from milpplan.errors import IllegalPlanError, InfeasibleError, InvalidInputError
-from milpplan.lengths.bounds import PipelineCuts
-from milpplan.lengths.bounds.count_cuts import CountCuts
 from milpplan.lengths.bounds.micro_batch_pricing import MicroBatchPricing
 from milpplan.lengths.bounds.work_bounds import LinearBounds, PipelineWorkBound, latencies, work_bounds
 from milpplan.lengths.candidates import SizedCandidate, candidates, sized
@@ -40,7 +38,7 @@ from milpplan.lengths.tabled import (
     Kind,
     Strategy,
 )
-from milpplan.lengths.tabled.levelled import pack
+from milpplan.lengths.tabled.construction import constructed
 from milpplan.lengths.tabled.local_search import improved
 from milpplan.problem import Layout, Problem
 from milpplan.simulation import IntArray
@@ -133,15 +131,6 @@ WorkBoundKey = tuple[int, bool, bool]
 """Key of a work bound: member, whether other strategies share the memory, and whether its programs are exact."""
 
 
-class _RoughCuts(PipelineCuts):
-    """Cuts that only rank numbers of micro-batches for packing, without the programs that prove them."""
-
-    @property
-    def slots(self) -> tuple[CountCuts, ...]:
-        """Slots without profiles."""
-        return self.rough
-
-
 @dataclass(frozen=True, eq=False)
 class Packed:
     """Sequences of one strategy on its replicas [v, n] and their exact time in ns, without the reduction."""
@@ -194,6 +183,7 @@ class StrategyTables:
     refined: set[int] = field(default_factory=set)
     """Pipelines whose bounds were refined."""
     latency_cache: dict[tuple[int, int], float] = field(default_factory=dict)
+    timer_cache: dict[tuple[int, int], Timer] = field(default_factory=dict)
     """Latency of the longest sequence in ns, by member and capacity."""
 
     @staticmethod
@@ -372,24 +362,43 @@ class StrategyTables:
         Returns:
             The packing; None if none was found.
         """
-        candidate, layout = self.members[member], self.members[member].candidate.layout
-        build = (lambda *args: strategy_of(*args).pipelines[0][0]) if layout.pp == 1 else typical_pipeline
-        pipeline = build(self.tables[member], candidate, max_quanta)
         chosen = np.flatnonzero(counts)
-        lengths = self.load.lengths[chosen]
-        kind = Kind(0, pipeline, num_replicas or layout.dp, lengths, counts[chosen])
-        if not kind.fits.all():
-            return None
+        replicas = num_replicas or self.members[member].candidate.layout.dp
         if self.load.rules.padded:
-            packings = pack_padded(kind, counts[chosen])
-            return min(
-                (self.time_packing(member, self._whole(chosen, candidate), max_quanta) for candidate in packings),
-                key=_time_ns,
-            )
-        packing = pack(kind, _RoughCuts(kind), counts[chosen], deadline)
+            return self._padded(member, chosen, counts[chosen], max_quanta, replicas)
+        timer = self.timer(member, max_quanta).for_lengths(chosen)
+        packing = constructed(timer, replicas, counts[chosen])
         if packing is None:
             return None
-        return self._improved(member, self._whole(chosen, packing.replicas), max_quanta, Effort.LITTLE)
+        return self._improved(member, self._whole(chosen, packing), max_quanta, Effort.LITTLE, deadline)
+
+    def timer(self, member: int, max_quanta: int) -> Timer:
+        """Return the times of the strategy's micro-batches of up to ``max_quanta`` quanta."""
+        key = (member, max_quanta)
+        if key not in self.timer_cache:
+            self.timer_cache[key] = Timer.of(self.tables[member], max_quanta)
+        return self.timer_cache[key]
+
+    def _padded(
+        self, member: int, chosen: IntArray, counts: IntArray, max_quanta: int, num_replicas: int
+    ) -> Packed | None:
+        """Pack ``counts`` sequences of the ``chosen`` lengths, each micro-batch with one length; None if one does
+        not fit."""
+        candidate, tables = self.members[member], self.tables[member]
+        if candidate.candidate.layout.pp == 1:
+            pipeline = strategy_of(tables, candidate, max_quanta).pipelines[0][0]
+        else:
+            pipeline = typical_pipeline(tables, candidate, max_quanta)
+        kind = Kind(0, pipeline, num_replicas, self.load.lengths[chosen], counts)
+        if not kind.fits.all():
+            return None
+        return min(
+            (
+                self.time_packing(member, self._whole(chosen, packing), max_quanta)
+                for packing in pack_padded(kind, counts)
+            ),
+            key=_time_ns,
+        )
 
     def polish(
         self,
@@ -414,11 +423,10 @@ class StrategyTables:
         deadline: Deadline = NEVER,
     ) -> Packed:
         """Run the local search on the exact times of some replicas."""
-        timer = Timer.of(self.tables[member], max_quanta)
-        packing = improved(timer, list(replicas), effort, deadline=deadline)
+        packing = improved(self.timer(member, max_quanta), list(replicas), effort, deadline=deadline)
         return self.time_packing(member, tuple(packing), max_quanta)
 
-    def _whole(self, chosen: IntArray, replicas: tuple[IntArray, ...]) -> tuple[IntArray, ...]:
+    def _whole(self, chosen: IntArray, replicas: Sequence[IntArray]) -> tuple[IntArray, ...]:
         """Expand replicas over the ``chosen`` lengths to replicas over all lengths."""
         whole = []
         for replica in replicas:

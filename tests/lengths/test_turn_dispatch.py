@@ -23,7 +23,7 @@ from milpplan.lengths import (
 )
 from milpplan.lengths.candidates import candidates
 from milpplan.lengths.dispatch import Dispatch, Dispatcher, TurnBatches
-from milpplan.lengths.hotspa_export import as_buckets, exported
+from milpplan.lengths.hotspa_export import as_buckets, exported, plan_on_tables
 from tests.amounts import long_but
 from tests.lengths.cases import GRAIN, workload
 from tests.small import small_problem
@@ -45,12 +45,6 @@ def solved(pp: int) -> LengthsResult:
 def dispatcher(pp: int) -> Dispatcher:
     """For the step's strategies."""
     return Dispatcher(solved(pp))
-
-
-@cache
-def batches_of(pp: int) -> TurnBatches:
-    """What plans its batches."""
-    return TurnBatches(problem_of(pp), solved(pp))
 
 
 def batch(number: int, seed: int) -> list[int]:
@@ -110,8 +104,8 @@ def test_a_batch_is_a_document() -> None:
 def test_steps_are_exported_for_hotspa(pp: int) -> None:
     """The step's strategies become files of HotSPa's runtime, one a layout and a script, when the runtime's
     rules are kept."""
-    found = batches_of(pp)
-    launch = exported(as_buckets(found.plan), found.layouts, problem_of(pp).model.num_layers)
+    plan, layouts = plan_on_tables(problem_of(pp), solved(pp))
+    launch = exported(as_buckets(plan), layouts, problem_of(pp).model.num_layers)
     assert len(launch.files) == len(launch.strategies) + 1
     assert set(launch.strategies) <= {group.strategy for group in solved(pp).groups}
     assert launch.bucket_sizes[-1] == 0
@@ -121,12 +115,12 @@ def test_steps_are_exported_for_hotspa(pp: int) -> None:
 def test_the_plan_is_a_document_that_dispatches(pp: int, tmp_path: Path) -> None:
     """What is read back is the same plan, though its times come from tables, and dispatches other lengths alike;
     a length between those of the tables has no time."""
-    found, file = batches_of(pp), tmp_path / "plan.json"
-    file.write_text(plan_file(found.plan, None, found.layouts).model_dump_json(), encoding="utf-8")
+    (found, layouts), file = plan_on_tables(problem_of(pp), solved(pp)), tmp_path / "plan.json"
+    file.write_text(plan_file(found, None, layouts).model_dump_json(), encoding="utf-8")
     plan = read_plan(file)
-    assert plan.time_ns == found.plan.time_ns
+    assert plan.time_ns == found.time_ns
     aligned = [-(-one // GRAIN) * GRAIN for one in batch(30, 2)]
-    assert Dispatcher(plan).dispatch(aligned).time_ns == Dispatcher(found.plan).dispatch(aligned).time_ns
+    assert Dispatcher(plan).dispatch(aligned).time_ns == Dispatcher(found).dispatch(aligned).time_ns
     with pytest.raises(InvalidInputError, match="no time for 100 tokens"):
         Dispatcher(plan).dispatch([100])
 

@@ -39,6 +39,5 @@ if TYPE_CHECKING:
     )
     from milpplan.lengths.bounds.pipeline_bounds import StageLoads, Window, chord
     from milpplan.lengths.bounds.work_bounds import LinearBounds, corners, heaviest, latencies
-    from milpplan.lengths.bounds.work_envelope import BatchKind, PipelineTable, around, peaks
 else:
     __getattr__ = lazy_exports(__name__, __file__)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from milpplan.library import lazy_exports
 
 if TYPE_CHECKING:
-    from milpplan.lengths.dispatch.batch_packing import Placed, place, place_around
+    from milpplan.lengths.dispatch.batch_planning import PlannedBatch
     from milpplan.lengths.dispatch.dispatcher import Dispatch, Dispatcher
-    from milpplan.lengths.dispatch.grouped_batches import GroupedBatches, PlacedBatch, PlannedBatch
+    from milpplan.lengths.dispatch.grouped_batches import GroupedBatches
     from milpplan.lengths.dispatch.megatron_schedule import HybridSchedule, check_runtime
     from milpplan.lengths.dispatch.team_batches import TeamBatches
     from milpplan.lengths.dispatch.turn_batches import TurnBatches

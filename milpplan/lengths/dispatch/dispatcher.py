@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from milpplan.errors import InvalidInputError
-from milpplan.lengths.dispatch import GroupedBatches, PlannedBatch
+from milpplan.lengths.dispatch import GroupedBatches
+from milpplan.lengths.dispatch.batch_planning import PlannedBatch
 from milpplan.lengths.dispatch.team_batches import TeamBatches
 from milpplan.lengths.dispatch.turn_batches import TurnBatches
 from milpplan.lengths.document import DispatchFile, DispatchGroup

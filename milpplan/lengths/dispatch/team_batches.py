@@ -18,7 +18,7 @@ from milpplan.errors import InvalidInputError
 from milpplan.lengths import MAX_QUANTA, LengthsResult, quantum_problem
 from milpplan.lengths.bounds import glop
 from milpplan.lengths.candidates import candidates, sized
-from milpplan.lengths.dispatch import PlannedBatch
+from milpplan.lengths.dispatch.batch_planning import PlannedBatch, indexed, indices_by_length
 from milpplan.lengths.dispatch.turn_batches import batch_tables, chosen_candidates
 from milpplan.lengths.records import MicroBatches, RanStep
 from milpplan.lengths.side_by_side.team_quick import lines, quick_step
@@ -86,7 +86,7 @@ class TeamBatches:
         members = self.family.pool.members
         return PlannedBatch(
             tuple(members[member].candidate.name for member in step.order),
-            _indexed(step, places),
+            _micro_batches(step, places),
             step.time_ns,
             math.floor(min(bound_ns, step.time_ns)),
         )
@@ -110,19 +110,14 @@ class TeamBatches:
         return plan_family(replace(self.family, pool=replace(pool, load=load)), _FIRST, _LATER, _GAP)
 
 
-def _indexed(step: TeamStep, places: IntArray) -> tuple[MicroBatches, ...]:
-    """Return the micro-batches of every team, by strategy in order, as indices of sequences.
-
-    ``places`` [n] is the index of each sequence's length; of equal lengths the first sequences come first.
-    """
-    left = {int(length): np.flatnonzero(places == length)[::-1].tolist() for length in np.unique(places)}
+def _micro_batches(step: TeamStep, places: IntArray) -> tuple[MicroBatches, ...]:
+    """Return the micro-batches of every team, by strategy in order, as indices of sequences; ``places`` [n] is the
+    index of each sequence's length."""
+    indices = indices_by_length(places)
     members = step.family.pool.members
     replicas: dict[int, list[tuple[tuple[int, ...], ...]]] = {
         member: [()] * members[member].candidate.layout.dp for member in step.order
     }
     for turn in step.turns:
-        replicas[turn.member][turn.team] += tuple(
-            tuple(left[length].pop() for length in np.repeat(np.arange(len(row)), row).tolist())
-            for row in turn.packed
-        )
+        replicas[turn.member][turn.team] += indexed((turn.packed,), indices)[0]
     return tuple(tuple(teams) for teams in replicas.values())

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from milpplan.library import lazy_exports
 
 if TYPE_CHECKING:
-    from milpplan.lengths.tabled.levelled import pack
+    from milpplan.lengths.tabled.construction import constructed, longest_ns, shapes
     from milpplan.lengths.tabled.local_search import (
+        KindTimes,
         Replica,
         first_packings,
         improved,
@@ -30,6 +31,14 @@ if TYPE_CHECKING:
         pipeline_times_ns,
     )
     from milpplan.lengths.tabled.search import solve_groups
-    from milpplan.lengths.tabled.step_plan import Group, GroupedPlan, Packing, arranged, check, undominated_tours
+    from milpplan.lengths.tabled.step_plan import (
+        Group,
+        GroupedPlan,
+        Packing,
+        arranged,
+        check,
+        tour_time_ns,
+        undominated_tours,
+    )
 else:
     __getattr__ = lazy_exports(__name__, __file__)

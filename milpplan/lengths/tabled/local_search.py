@@ -41,11 +41,23 @@ class ReplicaTimes(Protocol):
     def max_quanta(self) -> int:
         """Capacity of a micro-batch."""
 
+    @property
+    def full_quanta(self) -> int:
+        """Size of micro-batches that may follow each other in any number."""
+
+    @property
+    def max_micro_batches(self) -> int | None:
+        """Maximum number of micro-batches of a replica; None: any."""
+
     def phases(self, packed: IntArray) -> FloatArray:
         """Return forward and backward times [2, P, v] of micro-batches [v, n] in ns: 0 if empty."""
 
     def lags(self, quanta: IntArray) -> FloatArray:
         """Return the transfer times of micro-batches with ``quanta`` [...], ns."""
+
+    @property
+    def lines(self) -> tuple[FloatArray, FloatArray]:
+        """Typical times on a stage, forward and backward: of a micro-batch [2], and of a sequence [2, n], ns."""
 
     def allows(self, packed: IntArray) -> bool:
         """Return whether a replica may hold these micro-batches, each within its capacity."""
@@ -73,6 +85,17 @@ class KindTimes:
         pipeline = self.kind.pipeline
         return min(pipeline.micro_batch_tokens, pipeline.in_flight_tokens or pipeline.micro_batch_tokens)
 
+    @property
+    def full_quanta(self) -> int:
+        """``ReplicaTimes.full_quanta``: an even share of the tokens in flight."""
+        pipeline = self.kind.pipeline
+        return min(self.max_quanta, (pipeline.in_flight_tokens or 1 << 62) // pipeline.num_stages) or 1
+
+    @property
+    def max_micro_batches(self) -> int | None:
+        """Maximum number of micro-batches of a replica."""
+        return self.kind.pipeline.max_micro_batches
+
     def phases(self, packed: IntArray) -> FloatArray:
         """Return ``ReplicaTimes.phases``: all stages are equal."""
         pipeline = self.kind.pipeline
@@ -83,6 +106,13 @@ class KindTimes:
     def lags(self, quanta: IntArray) -> FloatArray:
         """Return ``ReplicaTimes.lags``: every transfer takes as long."""
         return np.full(np.shape(quanta), float(self.kind.pipeline.transfer_ns))
+
+    @property
+    def lines(self) -> tuple[FloatArray, FloatArray]:
+        """``ReplicaTimes.lines``, exactly."""
+        pipeline = self.kind.pipeline
+        parts = np.array([pipeline.forward_parts, pipeline.backward_parts], np.float64)
+        return parts * pipeline.micro_batch_units, parts[:, None] * self.kind.units
 
     def allows(self, packed: IntArray) -> bool:
         """Return ``ReplicaTimes.allows``: the number of micro-batches and the tokens in flight are limited."""

@@ -255,12 +255,6 @@ class GroupedProblem:
             raise InvalidInputError(
                 f"{self.lengths.size} lengths with {self.counts.size} counts.", "At least one of each expected."
             )
-        if self.lengths.size > MAX_DISTINCT:
-            raise InvalidInputError(
-                f"There are {self.lengths.size} distinct lengths.",
-                f"At most {MAX_DISTINCT} expected: every one has a variable for every strategy.",
-                "Align lengths to more tokens, or use fewer buckets.",
-            )
         if (np.diff(self.lengths) <= 0).any() or self.lengths[0] < 1 or self.counts.min() < 1:
             raise InvalidInputError(
                 f"Lengths {self.lengths[:3].tolist()} ... with counts {self.counts[:3].tolist()} ...",

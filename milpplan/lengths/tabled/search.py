@@ -53,7 +53,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milpplan.errors import InfeasibleError, SolverError
+from milpplan.errors import InfeasibleError, InvalidInputError, SolverError
 from milpplan.lengths.bounds import IdleTimeBound, PipelineCuts
 from milpplan.lengths.deadline import Deadline, spend_measured
 from milpplan.lengths.search_parameters import PARAMETERS
@@ -64,9 +64,9 @@ from milpplan.lengths.tabled.assignment_program import (
     assignment_program,
     ranked_sets,
 )
-from milpplan.lengths.tabled.levelled import pack_kinds, plan_from_packings, relocate
 from milpplan.lengths.tabled.local_search import first_packings, improved_packings
-from milpplan.lengths.tabled.problem import GroupedProblem, Int64Array, Kind
+from milpplan.lengths.tabled.problem import MAX_DISTINCT, GroupedProblem, Int64Array, Kind
+from milpplan.lengths.tabled.relocation import pack_kinds, plan_from_packings, relocate
 from milpplan.lengths.tabled.step_plan import (
     Group,
     GroupedPlan,
@@ -313,10 +313,16 @@ def solve_groups(
         waits: False leaves out the bound *waits*, which only helps sets of a single strategy.
 
     Raises:
-        InvalidInputError: there are more sets of strategies than can be listed.
+        InvalidInputError: there are too many distinct lengths, or more sets of strategies than can be listed.
         InfeasibleError: no set holds the sequences within memory.
         SolverError: no plan was found in time.
     """
+    if problem.lengths.size > MAX_DISTINCT:
+        raise InvalidInputError(
+            f"There are {problem.lengths.size} distinct lengths.",
+            f"At most {MAX_DISTINCT} expected: every one has a variable for every strategy.",
+            "Align lengths to more tokens, or use fewer buckets.",
+        )
     search = _Search(problem, backend(backend_name), relative_gap, time_limit_s)
     search.run(waits)
     if search.best is None:
@@ -552,7 +558,7 @@ class _Search:
         plan = self._plan_of({kind: loads[j] for j, kind in enumerate(kinds)})
         if plan is not None:
             self._keep(plan)
-            self._keep(relocate(plan, self.cuts, self._plan_of))
+            self._keep(relocate(plan, self._plan_of))
 
     def _keep(self, plan: GroupedPlan | None) -> bool:
         """Keep the plan if it is faster than the incumbent. Returns True if it was kept."""
@@ -570,12 +576,10 @@ class _Search:
             ]
             self._keep(arranged(self.problem, groups))
         while self.best is not None and not self.deadline.passed:
-            if self.bound_ns() >= self.target_ns() or not self._keep(
-                relocate(self.best, self.cuts, self._plan_of)
-            ):
+            if self.bound_ns() >= self.target_ns() or not self._keep(relocate(self.best, self._plan_of)):
                 return
 
     def _plan_of(self, counts: dict[Kind, Int64Array]) -> GroupedPlan | None:
         """Pack the sequences of every kind and arrange the plan; None if a kind has no packing."""
-        packings = pack_kinds(counts, self.cuts)
+        packings = pack_kinds(counts)
         return None if packings is None else plan_from_packings(self.problem, packings)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -227,7 +228,7 @@ class Packing:
         ]
         return np.array(times, np.int64)
 
-    @property
+    @cached_property
     def time_ns(self) -> int:
         """Time of the slowest replica, ns."""
         return int(self.times_ns().max(initial=0))
@@ -250,7 +251,7 @@ class Group:
     strategy: int
     packings: tuple[Packing, ...]
 
-    @property
+    @cached_property
     def time_ns(self) -> int:
         """Time of the slowest replica of any kind, ns."""
         return max(packing.time_ns for packing in self.packings)

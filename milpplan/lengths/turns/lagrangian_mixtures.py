@@ -108,29 +108,62 @@ class Bounded:
 
 def lp_bound_ns(problem: Bounded, strategies: IntArray) -> float:
     """Return the bound of one set [q] in ns with the dual values of the linear program over x as weights."""
-    min_bound = np.inf
-    for index in range(len(strategies)):
-        if problem.holds_longest(strategies[index]):
-            shares, constants, counts = problem.terms(strategies[None], index)
-            weights = _solved(shares[0], constants[0], counts)[0][None]
-            values = _values(shares, constants, counts, weights)
-            min_bound = min(min_bound, float(_mixture(weights, values)[0]))
-    return min_bound * SAFETY + float(problem.fixed_cost_ns(strategies[None])[0])
+    bounds = [bound_ns for bound_ns, _ in divisions(problem, strategies)]
+    return min(bounds, default=np.inf) * SAFETY + float(problem.fixed_cost_ns(strategies[None])[0])
 
 
-def best_shares(problem: Bounded, strategies: IntArray) -> list[IntArray]:
-    """Return the sequences that the linear program gives to each strategy of a set [q], [q, n] in whole numbers,
-    for each strategy that may run the longest one."""
-    divisions = []
+def divisions(
+    problem: Bounded,
+    strategies: IntArray,
+    starts: IntArray | None = None,
+    floors_ns: FloatArray | None = None,
+) -> list[tuple[float, IntArray]]:
+    """Solve the linear program over x of one set, for each strategy that may run the longest sequence.
+
+    Args:
+        problem: linear bounds of all strategies.
+        strategies: the set, [q].
+        starts: first indices of bunches of neighbouring lengths, the last of one length, which the program treats
+            alike; None: every length by itself. The bounds are of the lengths themselves.
+        floors_ns: minimum times of the groups, [q], which then are in the bounds; None: none.
+
+    Returns:
+        Bounds of the groups' times in ns, and the sequences of every strategy, [q, n] in whole numbers.
+    """
+    found = []
     for index in range(len(strategies)):
-        if problem.holds_longest(strategies[index]):
-            shares, constants, counts = problem.terms(strategies[None], index)
-            _, parts = _solved(shares[0], constants[0], counts)
-            # Rounding cumulative sums keeps the number of sequences.
-            division = np.diff(np.rint(np.cumsum(parts, axis=0) * counts), axis=0, prepend=0.0)
-            division[index, -1] += 1.0
-            divisions.append(division.astype(np.int64))
-    return divisions
+        if not problem.holds_longest(strategies[index]):
+            continue
+        shares, constants, counts = problem.terms(strategies[None], index)
+        if floors_ns is not None:
+            constants[0, :, -1] = np.maximum(constants[0, :, -1], floors_ns)
+        if starts is None:
+            weights, parts = _solved(shares[0], constants[0], counts)
+        else:
+            sums = np.maximum(1e-9, counts)
+            bunched = np.add.reduceat(shares[0] * sums, starts, axis=-1) / np.add.reduceat(sums, starts)
+            weights, parts = _solved(bunched, constants[0], np.add.reduceat(counts, starts))
+            parts = np.repeat(parts, np.diff(np.append(starts, len(counts))), axis=1)
+        values = _values(shares, constants, counts, weights[None])
+        division = _whole(parts, counts.astype(np.int64))
+        division[index, -1] += 1
+        found.append((float(_mixture(weights[None], values)[0]), division))
+    return found
+
+
+def _whole(parts: FloatArray, counts: IntArray) -> IntArray:
+    """Divide ``counts`` [n] sequences in whole numbers by ``parts`` [q, n] of every length.
+
+    Sums over the lengths are rounded, one strategy after another: neighbouring lengths make up for each other.
+    """
+    division, left = np.zeros(parts.shape, dtype=np.int64), counts
+    later = np.cumsum(parts[::-1], axis=0)[::-1]
+    for strategy in range(len(parts) - 1):
+        share = np.divide(parts[strategy], later[strategy], out=np.zeros(len(counts)), where=later[strategy] > 0)
+        taken = np.diff(np.rint(np.cumsum(np.minimum(share, 1.0) * left)), prepend=0.0).astype(np.int64)
+        division[strategy], left = taken, left - taken
+    division[-1] = left
+    return division
 
 
 def _solved(shares: FloatArray, constants: FloatArray, counts: FloatArray) -> tuple[FloatArray, FloatArray]:

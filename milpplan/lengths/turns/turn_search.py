@@ -33,7 +33,7 @@ from milpplan.lengths.tabled import (
     SwitchTimes,
 )
 from milpplan.lengths.tabled.step_plan import best_tour, least_overhead_ns
-from milpplan.lengths.turns.lagrangian_mixtures import best_shares
+from milpplan.lengths.turns.lagrangian_mixtures import divisions
 from milpplan.lengths.turns.screening import Node, ScreeningResult, StrategySet
 from milpplan.lengths.turns.set_bounds import SetBounds
 from milpplan.simulation import IntArray
@@ -238,7 +238,7 @@ class TurnSearch:
     def _pack(self, node: Node, deadline: Deadline = NEVER) -> None:
         """Pack the steps that divide the set's sequences as its linear programs do, until the ``deadline``."""
         members, strategies = self._members_of(node), node.screened.strategies
-        for split in best_shares(self.bounds.linear_problem(strategies), np.arange(len(strategies))):
+        for _, split in divisions(self.bounds.linear_problem(strategies), np.arange(len(strategies))):
             if deadline.passed:
                 break
             counts = {

@@ -18,7 +18,7 @@ from milpplan.lengths import (
     read_plan,
     restored_plan,
 )
-from milpplan.lengths.dispatch import Dispatcher, GroupedBatches
+from milpplan.lengths.dispatch import Dispatcher
 from milpplan.lengths.tabled import (
     GroupedPlan,
     solve_groups,
@@ -57,11 +57,15 @@ def test_the_timeline_adds_up(plan: GroupedPlan) -> None:
 def test_a_batch_survives_its_file(plan: GroupedPlan, tmp_path: Path) -> None:
     """A dispatched batch comes back sequence by sequence."""
     lengths = np.repeat(plan.problem.lengths, plan.problem.counts)
-    path, found = tmp_path / "batch.json", GroupedBatches(plan).place(lengths)
-    path.write_text(Dispatcher(plan).dispatch(lengths).file().model_dump_json(), encoding="utf-8")
+    path, found = tmp_path / "batch.json", Dispatcher(plan).dispatch(lengths)
+    path.write_text(found.file().model_dump_json(), encoding="utf-8")
     read = read_dispatch(path, plan.problem)
-    for name in ("lengths", "strategy", "replica", "micro_batch"):
-        assert getattr(read, name).tolist() == getattr(found, name).tolist()
+    assert (read.names, read.time_ns) == (found.order, found.time_ns)
+    for group, replicas in zip(read.groups, found.micro_batches, strict=True):
+        rows = [row for packing in group.packings for replica in packing.replicas for row in replica]
+        held = [one for replica in replicas for one in replica]
+        for row, indices in zip(rows, held, strict=True):
+            assert np.repeat(read.problem.lengths, row).tolist() == sorted(found.lengths[i] for i in indices)
 
 
 def test_the_schema_describes_every_field() -> None:

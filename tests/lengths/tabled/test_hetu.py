@@ -13,17 +13,18 @@ from hypothesis import strategies as st
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.lengths import Degrees
-from milpplan.lengths.bounds import PipelineCuts
 from milpplan.lengths.hotspa_export import SCRIPT, as_buckets, exported, parallel_config
 from milpplan.lengths.tabled import (
     Group,
     GroupedPlan,
     GroupedProblem,
+    KindTimes,
+    Packing,
     Pipeline,
     Strategy,
     SwitchTimes,
     arranged,
-    pack,
+    constructed,
 )
 from tests.oracles.hotspa_runtime import runtime_packs
 
@@ -49,9 +50,9 @@ def plan_of(table: list[list[int]]) -> GroupedPlan:
     groups = []
     for strategy, row in enumerate(table):
         kind = step.kinds_of(strategy)[0]
-        packing = pack(kind, PipelineCuts(kind), np.array(row, np.int64))
-        assert packing is not None
-        groups.append(Group(strategy, (packing,)))
+        replicas = constructed(KindTimes(kind), kind.num_replicas, np.array(row, np.int64))
+        assert replicas is not None
+        groups.append(Group(strategy, (Packing(kind, tuple(replicas)),)))
     return arranged(step, groups)
 
 

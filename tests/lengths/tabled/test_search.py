@@ -181,13 +181,18 @@ def test_what_fits_nowhere_is_refused() -> None:
         ({"homes": (2,)}, "homes are"),
         ({"switches": SwitchTimes.free(3)}, "2 strategies and switch times"),
         ({"finish_ns": (1,)}, "finish_ns"),
-        ({"lengths": np.arange(1, 5001), "counts": np.ones(5000, np.int64)}, "5000 distinct lengths"),
     ],
 )
 def test_bad_problems_are_refused(changes: dict[str, object], seen: str) -> None:
     """Each with the values seen."""
     with pytest.raises(InvalidInputError, match=seen):
         small_problem(**changes)
+
+
+def test_too_many_lengths_are_refused() -> None:
+    """A program would have a variable for each under every strategy."""
+    with pytest.raises(InvalidInputError, match="5000 distinct lengths"):
+        solve_groups(small_problem(lengths=np.arange(1, 5001), counts=np.ones(5000, np.int64)))
 
 
 def test_negative_times_are_refused() -> None:
