@@ -86,11 +86,7 @@ class TurnBatches:
         return self.pool.max_quanta(member, shared_memory=len(self.pool.members) > 1)
 
     def planned(self, lengths: IntArray, *, thorough: bool = False) -> PlannedBatch:
-        """Plan the batch of sequences of padded ``lengths`` [n]; there is one search only.
-
-        Raises:
-            SolverError: no packing within memory was found.
-        """
+        """Plan the batch of sequences of padded ``lengths`` [n]; there is one search only."""
         # A batch has only some of the lengths of the tables.
         present, places, counts = np.unique(lengths // self.alignment - 1, return_inverse=True, return_counts=True)
         strategies = [self._strategy(member, present, counts) for member in range(len(self.names))]

@@ -70,6 +70,10 @@ def constructed(timer: ReplicaTimes, num_replicas: int, counts: IntArray) -> lis
     else:
         plans = _target_loads(timer, num_replicas, counts, once, sequence)
         packings = [_filled(timer, items, loads, work) for loads in plans]
+        if not any(packings):
+            # Memory is nearly full: with as many micro-batches as sequences every one has room.
+            number = min(-(-len(items) // num_replicas), timer.max_micro_batches or len(items))
+            packings = [_filled(timer, items, [np.ones(number) for _ in range(num_replicas)], work)]
     allowed = [packing for packing in packings if packing is not None and all(map(timer.allows, packing))]
     return min(allowed, key=lambda packing: longest_ns(timer, packing), default=None)
 

@@ -87,6 +87,13 @@ def test_every_sequence_is_packed_once(
     assert found is not None or most is not None or in_flight is not None
 
 
+def test_sequences_of_more_than_half_a_micro_batch_are_packed() -> None:
+    """Seven of them need seven micro-batches, though four would hold their tokens."""
+    lengths, counts = np.array([2_100]), np.array([7])
+    kind = Kind(0, Pipeline("full", 2, 0.2, 4e3, 1e9, 4_096), 1, lengths, counts)
+    assert times_of(kind, counts) is not None
+
+
 def test_small_packings_are_near_the_best() -> None:
     """Against all packings of small problems on replicas of one kind."""
     ratios = []
