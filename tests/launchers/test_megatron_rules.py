@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from milpplan import load_model
 from milpplan.errors import IllegalPlanError, InvalidInputError
-from milpplan.launchers.megatron.flags import Arguments, checked, megatron_flags
+from milpplan.launchers.megatron.flags import Arguments, checked, megatron_flags, model_arguments
 from milpplan.launchers.megatron.rules import RULES, broken_rules, check_environment, check_rules
 from milpplan.launchers.shell import pairs_of
 
@@ -140,3 +141,17 @@ def test_values_that_the_parser_refuses(words: str) -> None:
     """Types, choices and numbers of values are checked as argparse does."""
     with pytest.raises(InvalidInputError, match=words.split()[0]):
         arguments_of(words)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("qwen3-next-80b", "gated attention and linear recurrences"),
+        ("kimi-linear-48b", "linear recurrences"),
+        ("nemotron-3-nano", "layers of one block and linear recurrences"),
+    ],
+)
+def test_models_that_no_arguments_build_are_refused_by_their_parts(name: str, parts: str) -> None:
+    """The refusal names what the model has, and nothing else."""
+    with pytest.raises(IllegalPlanError, match=f"^{name} has {parts}, which Megatron-LM cannot build"):
+        model_arguments(load_model(name), 4_096)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -302,9 +302,9 @@ def _check_layers_alike(model: ModelSpec) -> None:
     """Check that layer types differ only in their window and in being dense or not."""
     if model.lm_head_bias:
         raise _refuse(f"{model.name} has a head with a bias", "a head without one (core/models/gpt/gpt_model.py)")
-    if not all(_is_softmax(kind) for kind in model.kinds):
+    if parts := sorted({part for kind in model.kinds for part in _unknown_parts(kind)}):
         raise _refuse(
-            f"{model.name} has linear recurrences, gated attention, compressed keys or layers of one block",
+            f"{model.name} has {' and '.join(parts)}",
             "attention without a gate to keys of single tokens, and a feed-forward block, in every layer",
         )
     if any(kind.num_norms != 2 for kind in model.kinds):
@@ -333,12 +333,17 @@ def _check_layers_alike(model: ModelSpec) -> None:
             )
 
 
-def _is_softmax(kind: LayerRun) -> bool:
-    """Check that a layer has softmax attention without a gate, and a feed-forward block."""
+def _unknown_parts(kind: LayerRun) -> Iterator[str]:
+    """Yield the parts of a layer other than softmax attention to tokens and a feed-forward block."""
     mixer = kind.attention
-    softmax = isinstance(mixer, GroupedQueryAttention | LatentAttention)
-    plain = not getattr(mixer, "gate_dim", 0) and getattr(mixer, "blocks", None) is None
-    return softmax and plain and not isinstance(kind.mlp, NoBlock)
+    if isinstance(mixer, NoBlock) or isinstance(kind.mlp, NoBlock):
+        yield "layers of one block"
+    if not isinstance(mixer, GroupedQueryAttention | LatentAttention | NoBlock):
+        yield "linear recurrences" if mixer.type == "recurrence" else "attention to compressed keys"
+    if getattr(mixer, "gate_dim", 0):
+        yield "gated attention"
+    if getattr(mixer, "blocks", None) is not None:
+        yield "attention to blocks of keys"
 
 
 def _windows(model: ModelSpec) -> list[int | None]:
