@@ -54,7 +54,6 @@ from milpplan.lengths.tabled import (
     Strategy,
     TabledPipeline,
 )
-from milpplan.lengths.tabled.local_search import replica_times
 from milpplan.problem import Layout, Problem
 from milpplan.simulation import FloatArray, IntArray, LayoutColumns, packed_times, sequence_cores
 from milpplan.simulation.layers import Phase, Term
@@ -636,14 +635,3 @@ class Timer:
     def allows(self, packed: IntArray) -> bool:
         """Return True: micro-batches within the capacity may follow each other in any number."""
         return True
-
-    def longest_ns(self, counts: IntArray) -> float:
-        """Return the time of the slowest of replicas [D, v, n] whose empty micro-batches come last."""
-        numbers, longest = counts.any(axis=2).sum(axis=1), 0.0
-        for num_micro_batches in np.unique(numbers[numbers > 0]).tolist():
-            rows = counts[numbers == num_micro_batches, :num_micro_batches]
-            flat = rows.reshape(-1, rows.shape[-1])
-            phases = self.phases(flat).reshape(2, self.num_stages, len(rows), num_micro_batches)
-            lags = self.lags(flat @ self.quanta).reshape(len(rows), num_micro_batches)
-            longest = max(longest, float(replica_times(phases, lags).max()))
-        return longest

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from milpplan.lengths import StrategyTables, Timer, replicas_ns, replicas_of_several, workload_of
-from milpplan.lengths.tabled import Replica, improved
+from milpplan.lengths.tabled import Replica, improved, longest_ns
 from tests.lengths.cases import GRAIN, pool, pool_of, random_micro_batches
 from tests.small import small_problem
 
@@ -32,13 +32,11 @@ def test_many_replicas_are_timed_at_once() -> None:
         timer = Timer.of(found.tables[number], one.own_memory_quanta)
         sizes = random.integers(1, 7, 3).tolist()
         packed = [random_micro_batches(found, one.own_memory_quanta, random, size) for size in sizes]
-        counts = np.zeros((4, max(map(len, packed)), len(found.load.lengths)), dtype=np.int64)
-        for row, mine in zip(counts, packed, strict=False):
-            row[: len(mine)] = mine
-        longest_ns = max(Replica.of(timer, mine).time_ns for mine in packed)
-        assert timer.longest_ns(counts) == pytest.approx(longest_ns)
-        held = np.flatnonzero(counts.any(axis=(0, 1)))
-        assert timer.for_lengths(held).longest_ns(counts[..., held]) == pytest.approx(longest_ns)
+        slowest_ns = max(Replica.of(timer, mine).time_ns for mine in packed)
+        assert longest_ns(timer, [*packed, packed[0][:0]]) == pytest.approx(slowest_ns)
+        held = np.flatnonzero(np.concatenate(packed).any(axis=0))
+        few = [mine[:, held] for mine in packed]
+        assert longest_ns(timer.for_lengths(held), few) == pytest.approx(slowest_ns)
         parts.append((one.candidate, (packed[0], packed[1], packed[0][:0], packed[2])))
         each.append(replicas_ns(found.problem, one.candidate, found.load.lengths, parts[-1][1]).tolist())
     together = replicas_of_several(found.problem, parts, found.load.lengths)

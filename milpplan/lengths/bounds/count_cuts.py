@@ -60,7 +60,7 @@ from milpplan.lengths.bounds.long_sequence import (
     long_bound,
     solved_window,
 )
-from milpplan.lengths.bounds.pipeline_bounds import Mixture, PathBound, StageLoads, Window
+from milpplan.lengths.bounds.pipeline_bounds import PathBound, StageLoads, Window
 from milpplan.lengths.deadline import counted_cache
 from milpplan.lengths.search_parameters import PARAMETERS, SAFETY
 from milpplan.lengths.tabled import FloatArray, Kind, Pipeline
@@ -94,7 +94,6 @@ class BestLoads:
     units: FloatArray
     time_ns: float
     cut: Cut
-    mixture: Mixture
 
 
 def equal_stages(pipeline: Pipeline, most_units: FloatArray) -> StageLoads:
@@ -112,9 +111,7 @@ def equal_stages(pipeline: Pipeline, most_units: FloatArray) -> StageLoads:
 
 
 @counted_cache
-def best_profile(
-    pipeline: Pipeline, num_micro_batches: int, units: int, cap_units: int, position: int = 0, floor: int = 0
-) -> BestLoads | None:
+def best_profile(pipeline: Pipeline, num_micro_batches: int, units: int, cap_units: int) -> BestLoads | None:
     """Find the best real loads of ``num_micro_batches`` micro-batches that hold ``units`` together.
 
     Args:
@@ -122,22 +119,20 @@ def best_profile(
         num_micro_batches: number of micro-batches of the replica.
         units: the sum of their loads.
         cap_units: upper bound of each load.
-        position: index of a micro-batch with a long sequence.
-        floor: minimum load of that micro-batch, which shapes the loads and leaves the cut valid.
 
     Returns:
         The loads and their cut; None if the loads do not fit.
     """
     parts, number = pipeline.parts, num_micro_batches
-    if units > (number - 1) * cap_units + max(cap_units, floor):
+    if units > number * cap_units:
         return None
     stages = equal_stages(pipeline, np.full(number, float(max(cap_units, 1))))
-    window, load = Window((position, position), (number - 1 - position,) * 2), float(max(1, units) * parts)
-    answer = solved_window(stages, pipeline.num_stages, window, load, float(floor * parts))
+    load = float(max(1, units) * parts)
+    answer = solved_window(stages, pipeline.num_stages, Window((0, 0), (number - 1,) * 2), load)
     if answer is None:
         return None
     time_ns, loads, mixture = answer
-    return BestLoads(loads / parts, time_ns, Cut.of(number, mixture.bound(stages, load), parts), mixture)
+    return BestLoads(loads / parts, time_ns, Cut.of(number, mixture.bound(stages, load), parts))
 
 
 def last_stage_cut(kind: Kind, num_micro_batches: int) -> Cut:

@@ -350,10 +350,10 @@ def _moved(replica: Replica, limit: float, random: np.random.Generator, changes:
     return Replica.of(replica.timer, replica.packed[orders[best]])
 
 
-def improved_packings(packings: Sequence[Packing], effort: int, deadline: Deadline = NEVER) -> list[Packing]:
+def improved_packings(packings: Sequence[Packing], effort: int) -> list[Packing]:
     """Shorten the slowest replica of a group's kinds by the local search; ``packings`` are those of the kinds."""
     replicas = [Replica.of(KindTimes(packing.kind), packed) for packing in packings for packed in packing.replicas]
-    best = iter(improved_replicas(replicas, effort, deadline=deadline))
+    best = iter(improved_replicas(replicas, effort))
     return [Packing(packing.kind, tuple(next(best).packed for _ in packing.replicas)) for packing in packings]
 
 
