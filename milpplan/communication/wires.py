@@ -243,15 +243,15 @@ def end_messages(problem: Problem, is_head: bool, columns: LayoutColumns) -> lis
     message = BF16_BYTES * shard.tokens * shard.hidden
     sp = columns.sequence_parallel.astype(np.float64)
     zeros = np.zeros_like(sp)
+    # A frozen embedding needs no gradient of its output; layers of multi-token prediction go with a trained one.
+    embedding = [
+        Message("tp", "all_reduce", "tensor", message, 1 - sp, zeros),
+        Message("sp", "reduce_scatter", "tensor", message, sp, zeros),
+        Message("sp", "all_gather", "tensor", message, zeros, sp),
+    ]
     if not is_head:
-        # A frozen embedding needs no gradient of its output.
-        messages = [
-            Message("tp", "all_reduce", "tensor", message, 1 - sp, zeros),
-            Message("sp", "reduce_scatter", "tensor", message, sp, zeros),
-            Message("sp", "all_gather", "tensor", message, zeros, sp),
-        ]
-        messages = messages if problem.job.trains("embedding") else _forwards(messages)
-        return messages + _encoder_messages(problem, columns) if problem.job.vision_tokens else messages
+        embedding = embedding if problem.job.trains("embedding") else _forwards(embedding)
+        return embedding + _encoder_messages(problem, columns) if problem.job.vision_tokens else embedding
     if problem.inference:
         # Only the last token of every sequence has logits (``embedding_and_head``).
         logits = BF16_BYTES * columns.micro_batch_size * padded_vocab_size(problem.model.vocab_size, columns.tp)
@@ -266,8 +266,7 @@ def end_messages(problem: Problem, is_head: bool, columns: LayoutColumns) -> lis
     ]
     if not problem.job.mtp_layers:
         return messages
-    of_mtp = messages + end_messages(problem, False, columns)
-    of_mtp += layer_messages(problem, problem.model.mtp_kind, columns)
+    of_mtp = messages + embedding + layer_messages(problem, problem.model.mtp_kind, columns)
     of_mtp += [
         Message("tp", "all_gather", "tensor", message, 1 + zeros, sp),
         Message("sp", "all_gather", "tensor", 2 * message, sp, sp),

@@ -18,7 +18,15 @@ from milpplan.launchers import restrict
 from milpplan.problem import DenseMlp, GroupedQueryAttention, LayerRun, Projector, VisionEncoder
 from milpplan.problem.huggingface import model_from_config
 from milpplan.simulation import LayoutColumns
-from milpplan.simulation.layers import Part, Phase, embedding_endpoint, mfu, total_parameters, trained_parameters
+from milpplan.simulation.layers import (
+    Part,
+    Phase,
+    embedding_endpoint,
+    head_endpoint,
+    mfu,
+    total_parameters,
+    trained_parameters,
+)
 from milpplan.simulation.layout_costs import layout_costs
 from milpplan.switching.ownership import model_tensors
 from milpplan.validation import used_terms
@@ -240,6 +248,18 @@ def test_utilisation_counts_the_images() -> None:
     layers = 411_466_608 + 1536 * 1152 + 27 * 2 * 16 * 72 * 4096
     forward = 2 * 1024 * (4 * layers + 4 * 4608 * (4608 + 4096))
     assert shares == pytest.approx([3 * forward / 4096 / peak, forward / 4096 / peak])
+
+
+def test_layers_of_further_tokens_look_up_text_alone() -> None:
+    """The last stage, with a layer of multi-token prediction, has the time, memory and messages of a job without
+    images."""
+    columns = LayoutColumns.of([Layout(tp=2, global_batch_size=1)])
+    idle, seen = (qwen(tokens, mtp_layers=1) for tokens in (0, 1024))
+    heads = [head_endpoint(case, columns) for case in (idle, seen)]
+    for name in ("seconds", "kept_bytes", "workspace_bytes"):
+        np.testing.assert_array_equal(*(getattr(head, name) for head in heads))
+    sent = [[message.num_bytes[0] for message in end_messages(case, True, columns)] for case in (idle, seen)]
+    assert sent[0] == sent[1]
 
 
 @pytest.mark.parametrize("seed", long_but((0,), range(20)))

@@ -243,17 +243,17 @@ def _scores(problem: Problem, columns: LayoutColumns) -> Endpoint:
 def _with_mtp_layers(problem: Problem, columns: LayoutColumns, head: Endpoint) -> Endpoint:
     """Add the layers of multi-token prediction to the head; each is a transformer layer, embedding and head again.
 
-    Between them are the norms of hidden states and embeddings, and the projection of both, 2h to h. Of n residual
-    streams each has a norm and a product of its own, to which that of the embedding is added. Outputs of the
-    projection are divided by tp and gathered, and nothing hides its communication: an upper bound. The transformer
-    layer keeps its activations (Megatron-LM skips it in recomputation by blocks) and runs in no pairs.
+    Between them are the norms of hidden states and embeddings (without images), and the projection of both, 2h to
+    h. Of n residual streams each has a norm and a product of its own, to which that of the embedding is added.
+    Outputs of the projection are divided by tp and gathered, and nothing hides its communication: an upper bound.
+    The transformer layer keeps its activations (Megatron-LM skips it in recomputation) and runs in no pairs.
 
     Source: DeepSeek-AI 2024 (DeepSeek-V3), equations 21 to 23; Megatron-LM
     core/transformer/multi_token_prediction.py; the code beside the weights of deepseek-ai/DeepSeek-V4-Flash,
     inference/model.py (``MTPBlock``).
     """
     streams = problem.model.residual_streams
-    shard, embedding = Shard.of(problem, columns), embedding_endpoint(problem, columns)
+    shard, embedding = Shard.of(problem, columns), _embedding(problem, columns)
     layer = layer_seconds(problem, problem.model.mtp_kind, columns)[:, ONCE]
     kept = layer_activations(problem, problem.model.mtp_kind, columns)
     phases = layer + embedding.phases + head.phases
