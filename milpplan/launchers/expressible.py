@@ -11,7 +11,7 @@ import numpy as np
 from milpplan.errors import IllegalPlanError
 from milpplan.launchers.capabilities import Capability, Limit
 from milpplan.launchers.records import ConfigLaunch, Imported, ImportRequest, Refusal
-from milpplan.problem import SCHEDULES, Job, Layout, ModelSpec, Plan, Problem, RankOrder
+from milpplan.problem import SCHEDULES, Job, Layout, Method, ModelSpec, Plan, Problem, RankOrder, Reference
 from milpplan.units import counted
 
 
@@ -59,9 +59,36 @@ def word(value: object) -> str:
     return str(value).lower()
 
 
-def job_refusals(problem: Problem) -> list[Refusal]:
-    """Refuse what no export writes: encoders, inference, frozen parts, preferences, unusual states, several node
-    types."""
+ALIGNED: Mapping[Method, Mapping[str, tuple[Reference, ...]]] = {
+    "dpo": {"TRL": ("none",), "LLaMA-Factory": ("frozen",), "ms-swift": ("frozen",)},
+    "grpo": {"verl": ("frozen", "none")},
+}
+"""References beside which exports train by a method, by name of the launcher.
+
+Under FSDP2 TRL gathers a whole reference at once, which is not priced, and LLaMA-Factory layer by layer. ms-swift
+computes no outputs of a reference beforehand. slime moves a reference between host and device.
+
+Source: trl 1.16.0, models/utils.py, prepare_fsdp; llamafactory 0.9.5, train/dpo/trainer.py; ms-swift 4.6.0,
+swift/megatron/trainers/rlhf_mixin.py; verl 0.9.1, trainer/ppo/ray_trainer.py; slime at 624b824a,
+slime/backends/megatron_utils/actor.py."""
+
+
+def _alignment_refusals(job: Job, name: str) -> list[Refusal]:
+    """Refuse training on preferences or rewards that the exports of a launcher do not write."""
+    if job.alignment is None:
+        return []
+    reference, writers = job.alignment.reference, ALIGNED.get(job.alignment.method, {})
+    if reference not in writers.get(name, ()):
+        others = [other for other, references in writers.items() if reference in references]
+        there = f"exports to {' and '.join(others)} do" if others else "no export does"
+        return [Refusal(f"{job.alignment_text}: the writer does not train so, {there}")]
+    apart = job.rollout is not None and job.rollout.apart
+    return [Refusal("rollouts on other accelerators: the writer has them on the same")] if apart else []
+
+
+def job_refusals(problem: Problem, name: str) -> list[Refusal]:
+    """Refuse what no export of a launcher writes: encoders, inference, frozen parts, preferences, unusual states,
+    several node types."""
     refusals = []
     if problem.model.vision is not None:
         refusals.append(Refusal(f"{problem.model.name} has a vision encoder, and exports write none"))
@@ -73,8 +100,7 @@ def job_refusals(problem: Problem) -> list[Refusal]:
         refusals.append(Refusal(f"{problem.job.frozen_text}: the writer sets no adapters and freezes nothing"))
     if unwritten := problem.hardware.software.unwritten_text:
         refusals.append(Refusal(f"{unwritten}: the writer has states in fp32, and a ring of keys and values"))
-    if problem.job.alignment_text:
-        refusals.append(Refusal(f"{problem.job.alignment_text}: the writer trains on the next token"))
+    refusals += _alignment_refusals(problem.job, name)
     if problem.other_hardware:
         names = ", ".join(hardware.name for hardware in problem.node_types)
         refusals.append(
@@ -83,7 +109,7 @@ def job_refusals(problem: Problem) -> list[Refusal]:
     return refusals
 
 
-def plain_job_refusals(problem: Problem) -> list[Refusal]:
+def plain_job_refusals(problem: Problem, name: str) -> list[Refusal]:
     """Refuse what Megatron-LM's export alone writes, indexers, Muon and layers of multi-token prediction, and
     ``job_refusals``."""
     refusals = []
@@ -95,7 +121,7 @@ def plain_job_refusals(problem: Problem) -> list[Refusal]:
         )
     if problem.job.mtp_layers:
         refusals.append(Refusal("the job trains layers of multi-token prediction, and this has none"))
-    return refusals + job_refusals(problem)
+    return refusals + job_refusals(problem, name)
 
 
 FORMATS = {
@@ -141,6 +167,7 @@ def layout_refusals(
 ) -> list[Refusal]:
     """Refuse fields (as ``field_refusals``) and combinations of fields that the declaration does not have."""
     fields = field_refusals(capability, layout, num_replicas)
+    fields += _refused_values(layout, capability.more_limits(problem))
     return [*fields, *rule_refusals(capability, problem, layout)]
 
 
@@ -350,7 +377,6 @@ class ConfigLauncher:
         if self.differences is None:
             num_replicas = layout.expert_dp if problem.model.has_experts else 1
             refusals += layout_refusals(capability, problem, layout, num_replicas)
-            refusals += _refused_values(layout, capability.more_limits(problem))
         else:
             refusals += [*whole_nodes(problem, layout)[2], *field_refusals(capability, layout)]
             named = {refusal.why.split("=")[0] for refusal in refusals}
@@ -371,4 +397,8 @@ class ConfigLauncher:
     def _refusals(self, problem: Problem) -> list[Refusal]:
         """List the properties of a problem that no run of the program has."""
         losses = [Refusal(text) for text in self.losses(problem.model)]
-        return [*plain_job_refusals(problem), *format_refusals(self.capability, problem.job), *losses]
+        return [
+            *plain_job_refusals(problem, self.capability.name),
+            *format_refusals(self.capability, problem.job),
+            *losses,
+        ]

@@ -4,12 +4,12 @@ and the request to import a file with the checks that all readers share."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from milpplan.errors import InvalidInputError
 from milpplan.launchers.megatron.flags import Arguments, Values
-from milpplan.problem import HardwareSpec, Job, Layout, Lora, ModelSpec, Plan, Problem, validated
+from milpplan.problem import Alignment, HardwareSpec, Job, Layout, Lora, ModelSpec, Plan, Problem, validated
 from milpplan.problem.reading import shown
 
 
@@ -243,8 +243,30 @@ def problem_of(
     return Problem(model=model, hardware=hardware, job=job)
 
 
+def aligned(result: Imported, alignment: Alignment | None) -> Imported:
+    """Make an imported plan train on preferences or rewards; a launcher's batches count pairs as one.
+
+    Args:
+        result: the import, as if it trained on the next token.
+        alignment: the training; None: on the next token.
+    """
+    if alignment is None:
+        return result
+    job = result.problem.job.model_copy(update={"alignment": alignment})
+    sizes = {
+        name: getattr(result.plan.layout, name) * job.sequences_together
+        for name in ("micro_batch_size", "global_batch_size")
+    }
+    job = job.model_copy(update={"global_batch_size": sizes["global_batch_size"]})
+    problem = Problem(model=result.problem.model, hardware=result.problem.hardware, job=job)
+    plan = result.plan.model_copy(update={"layout": result.plan.layout.model_copy(update=sizes)})
+    return replace(result, problem=problem, plan=plan)
+
+
 AT_MOST = "All sequences are priced as {} tokens: without packing they are at most as long."
 """Note where a file gives the maximum length of sequences."""
+PACKED = "Packed sequences hold several texts; their attention is priced as that of whole sequences."
+"""Note on files that train on packed sequences."""
 ADAPTERS = "Adapters are on {}."
 """Note where the matrices with adapters follow from a pattern, or from the model."""
 DEFERRED = (

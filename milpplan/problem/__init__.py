@@ -109,10 +109,12 @@ if TYPE_CHECKING:
         Alignment,
         Job,
         Lora,
+        Method,
         Mixing,
         NodeGroup,
         Problem,
         Range,
+        Reference,
         Rollout,
         Space,
     )

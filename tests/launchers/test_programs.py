@@ -530,7 +530,7 @@ def test_llama_factory_recomputes_unless_told_otherwise(tmp_path: Path) -> None:
         ("finetuning_type: full", "finetuning_type: lora\nlora_target: q,v", "lora_target_modules names 'q'"),
         ("finetuning_type: full", "finetuning_type: lora\nquantization_bit: 4", "quantization_bit"),
         ("finetuning_type: full", "finetuning_type: lora\nadditional_target: lm_head", "additional_target"),
-        ("stage: sft", "stage: dpo", "stage"),
+        ("stage: sft", "stage: rm", "stage"),
         ("bf16: true", "bf16: true\npure_bf16: true", "pure_bf16"),
         ("bf16: true", "fp16: true", "fp16"),
         ("bf16: true", "bf16: true\nuse_galore: true", "use_galore"),

@@ -1,8 +1,10 @@
 """Launchers TRL, LLaMA-Factory and axolotl: Accelerate's settings, in files of programs that train with them.
 
-All train on texts that are packed to the length of a sequence. Their files are read by ``accelerate.trainers``.
+All train on texts that are packed to the length of a sequence, TRL and LLaMA-Factory also on pairs (``ALIGNED``).
+Their files are read by ``accelerate.trainers``.
 
-Source: trl 1.16.0, scripts/sft.py and trainer/sft_config.py; llamafactory 0.9.5, launcher.py and hparams;
+Source: trl 1.16.0, scripts/sft.py, scripts/dpo.py, trainer/sft_config.py and trainer/dpo_config.py; llamafactory
+0.9.5, launcher.py, hparams and data/parser.py;
 axolotl 0.21.0, cli/train.py, loaders/model.py, utils/distributed.py and utils/schemas.
 """
 
@@ -15,6 +17,7 @@ from milpplan.launchers.accelerate.launch_files import (
     ACCELERATE,
     CHECKPOINTING,
     SHARDED,
+    STAGE,
     F,
     P,
     configuration,
@@ -25,38 +28,54 @@ from milpplan.launchers.accelerate.launch_files import (
 from milpplan.launchers.accelerate.launcher import trainer_launcher
 from milpplan.launchers.accelerate.trainers import AXOLOTL
 from milpplan.launchers.capabilities import Limit
-from milpplan.launchers.records import ConfigLaunch
+from milpplan.launchers.records import PACKED, ConfigLaunch
 from milpplan.launchers.scripts import HERE, defaults, header, torchrun_script
 from milpplan.launchers.settings import yaml_text
+from milpplan.problem import Problem
 
-_PACKED = "Packed sequences hold several texts; their attention is priced as that of whole sequences."
+_TRL_DATA = {
+    "sft": ("trl-lib/Capybara", "--packing true --packing_strategy wrapped"),
+    "dpo": ("trl-lib/ultrafeedback_binarized", "--precompute_ref_log_probs true"),
+}
+"""Public data, and the flags on them, by what TRL trains by; pairs are not packed."""
 
 
 def _trl_files(launch: ConfigLaunch, version: str) -> dict[str, str]:
     flags = trainer_flags(launch.settings, block_size="max_length")
+    stage = launch.settings.get(STAGE, "sft")
+    data, own = _TRL_DATA[stage]
     program = [
-        "-m trl.scripts.sft",
+        f"-m trl.scripts.{stage}",
         flags,
-        "--packing true --packing_strategy wrapped --bf16 true --dtype float32",
+        f"{own} --bf16 true --dtype float32",
         f"{CHECKPOINTING} {str(CHECKPOINTING in launch.settings).lower()}",
         '--model_name_or_path "$MODEL" --dataset_name "$DATASET" --max_steps 100',
     ]
-    text = script(launch, version, program, DATASET="trl-lib/Capybara")
+    text = script(launch, version, program, DATASET=data)
     return {"trl.sh": text, "accelerate.yaml": yaml_text(configuration(launch))}
+
+
+_FACTORY_DATA = {
+    "sft": ("llamafactory/alpaca_en", "ONLINE", "--packing true"),
+    "dpo": ("dpo_en_demo", "data", "--pref_loss sigmoid"),
+}
+"""Public data, the folder that describes them (ONLINE: none), and the flags on them, by LLaMA-Factory's stage."""
 
 
 def _factory_files(launch: ConfigLaunch, version: str) -> dict[str, str]:
     flags = trainer_flags(launch.settings, block_size="cutoff_len")
     off = str(CHECKPOINTING not in launch.settings).lower()
+    stage = launch.settings.get(STAGE, "sft")
+    data, folder, own = _FACTORY_DATA[stage]
     program = [
         "-m llamafactory.launcher",
         flags,
-        "--packing true --neat_packing false --bf16 true --flash_attn sdpa",
+        f"{own} --neat_packing false --bf16 true --flash_attn sdpa",
         f"--disable_gradient_checkpointing {off}",
-        '--stage sft --finetuning_type full --do_train true --model_name_or_path "$MODEL" --dataset "$DATASET"',
-        "--dataset_dir ONLINE --template default --max_steps 100",
+        f'--stage {stage} --finetuning_type full --do_train true --model_name_or_path "$MODEL"',
+        '--dataset "$DATASET" --dataset_dir "$DATASET_DIR" --template default --max_steps 100',
     ]
-    text = script(launch, version, program, DATASET="llamafactory/alpaca_en")
+    text = script(launch, version, program, DATASET=data, DATASET_DIR=folder)
     return {"llama-factory.sh": text, "accelerate.yaml": yaml_text(configuration(launch))}
 
 
@@ -97,8 +116,16 @@ def _axolotl_files(launch: ConfigLaunch, version: str) -> dict[str, str]:
     }
 
 
-TRL = trainer_launcher(replace(ACCELERATE, name="TRL", versions=("1.16.0",)), _trl_files, (_PACKED,))
-"""Launcher TRL: ``trl.scripts.sft`` of all weights on packed sequences."""
+def _trl_limits(problem: Problem) -> Mapping[str, Limit]:
+    """Return the limits of training on pairs."""
+    why = "its DPO adds up the log-probabilities of a rank's own tokens (trainer/dpo_trainer.py, _compute_loss)"
+    return {} if problem.job.alignment is None else {"cp": Limit((1,), why)}
+
+
+TRL = trainer_launcher(
+    replace(ACCELERATE, name="TRL", versions=("1.16.0",), more_limits=_trl_limits), _trl_files, (PACKED,)
+)
+"""Launcher TRL: ``trl.scripts.sft`` of all weights on packed sequences, ``trl.scripts.dpo`` on pairs."""
 LLAMA_FACTORY = trainer_launcher(
     replace(
         ACCELERATE,
@@ -107,9 +134,9 @@ LLAMA_FACTORY = trainer_launcher(
         limits={**ACCELERATE.limits, "cp": Limit((1,), "its data are not cut for context parallelism")},
     ),
     _factory_files,
-    (_PACKED,),
+    (PACKED,),
 )
-"""Launcher LLaMA-Factory: supervised training of all weights on packed sequences."""
+"""Launcher LLaMA-Factory: training of all weights on packed sequences, or on pairs (DPO)."""
 AXOLOTL_LAUNCHER = trainer_launcher(
     replace(
         SHARDED,
@@ -122,6 +149,6 @@ AXOLOTL_LAUNCHER = trainer_launcher(
         },
     ),
     _axolotl_files,
-    (_PACKED, "MODEL is what the script trains; in the YAML it stands for it."),
+    (PACKED, "MODEL is what the script trains; in the YAML it stands for it."),
 )
 """Launcher axolotl: training of all weights on packed sequences, with FSDP2."""

@@ -41,13 +41,15 @@ from milpplan.launchers.scripts import defaults, header
 from milpplan.launchers.settings import Settings, check_words, kinds_of, nested, wrong_value, yaml_text
 from milpplan.launchers.shell import pairs_of, script_commands, unknown_in
 from milpplan.launchers.shell.launch_text import load_yaml, program_place
-from milpplan.problem import Layout, ModelSpec, Plan, Problem, Recompute, VirtualStage, parse_json, validated
+from milpplan.problem import Job, Layout, ModelSpec, Plan, Problem, Recompute, VirtualStage, parse_json, validated
 from milpplan.problem.reading import shown
 
 TRAINER = ("per_device_train_batch_size", "gradient_accumulation_steps", "block_size")
 """Settings that belong to the trainer and not to Accelerate, as ``run_clm.py`` names them."""
 CHECKPOINTING = "--gradient_checkpointing"
 """Trainer's flag that recomputes all layers where FSDP does not."""
+STAGE = "--stage"
+"""Setting that names what a program trains by, where this is not the next token: a method of ``Job.alignment``."""
 KEYS = "accelerate_keys.json"
 FLAG = "--"
 """Prefix of the trainer's flags, which sets them apart from Accelerate's settings."""
@@ -71,7 +73,7 @@ class Read:
 
 def configuration(launch: ConfigLaunch) -> dict[str, Any]:
     """Select the settings of a launch that the YAML holds."""
-    of_trainer = {*TRAINER, CHECKPOINTING}
+    of_trainer = {*TRAINER, CHECKPOINTING, STAGE}
     return {name: value for name, value in launch.settings.items() if name not in of_trainer}
 
 
@@ -306,8 +308,9 @@ GATHERS = "allgather"
 """Rotation method with which PyTorch gathers all keys and values at once, its default."""
 
 
-def settings_of(plan: Plan, num_nodes: int, sequence_length: int) -> dict[str, Any]:
-    """Write a plan as Accelerate's settings and the trainer's numbers."""
+def settings_of(plan: Plan, num_nodes: int, job: Job) -> dict[str, Any]:
+    """Write a plan as Accelerate's settings and the trainer's numbers, which count both sequences of a pair as
+    one."""
     layout = plan.layout
     kind = "FSDP" if layout.zero_stage else "NO"
     settings: dict[str, Any] = {
@@ -336,10 +339,12 @@ def settings_of(plan: Plan, num_nodes: int, sequence_length: int) -> dict[str, A
             settings[f"{P}cp_comm_strategy"] = STRATEGY
     elif any(stage.recompute.full for stage in plan.virtual_stages):
         settings[CHECKPOINTING] = True
+    if job.alignment is not None:
+        settings[STAGE] = job.alignment.method
     return settings | {
         "gradient_accumulation_steps": layout.num_micro_batches,
-        "per_device_train_batch_size": layout.micro_batch_size,
-        "block_size": sequence_length,
+        "per_device_train_batch_size": layout.micro_batch_size // job.sequences_together,
+        "block_size": job.sequence_length,
     }
 
 

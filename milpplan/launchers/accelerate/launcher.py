@@ -26,13 +26,13 @@ from milpplan.launchers.accelerate.launch_files import (
     settings_of,
     written,
 )
-from milpplan.launchers.accelerate.trainers import DEEPSPEED_FILE, deepspeed_file, filled_in
+from milpplan.launchers.accelerate.trainers import DEEPSPEED_FILE, PAIRS, deepspeed_file, filled_in
 from milpplan.launchers.capabilities import Capability
 from milpplan.launchers.deepspeed.launcher import imported_settings
 from milpplan.launchers.expressible import ConfigLauncher, layout_refusals, refuse, whole_nodes, word
-from milpplan.launchers.records import ADAPTERS, AT_MOST, DEFERRED, adapters_of, described, problem_of
+from milpplan.launchers.records import ADAPTERS, AT_MOST, DEFERRED, adapters_of, aligned, described, problem_of
 from milpplan.launchers.settings import Settings, admitted, check_priced, is_in, wrong_value
-from milpplan.problem import Lora, ModelSpec, Plan, Problem
+from milpplan.problem import Alignment, Lora, ModelSpec, Plan, Problem
 from milpplan.problem.reading import shown
 
 _D = "deepspeed_config."
@@ -89,7 +89,9 @@ PROGRAMS = ("run_clm.py", "sft.py", "trl.scripts.sft", "train_sft.py", "run_sft.
 
 These are Transformers' run_clm.py, TRL's sft.py, and the usual names of such programs. Others may do anything.
 """
-TRL = ("sft.py", "trl.scripts.sft")
+ON_PAIRS = "trl.scripts.dpo"
+"""TRL's program that trains all weights on pairs of sequences."""
+TRL = ("sft.py", "trl.scripts.sft", ON_PAIRS)
 """Programs of TRL, where the release decides on recomputation if no flag does."""
 LENGTHS = ("block_size", "max_length", "max_seq_length")
 """Flags for the sequence length in tokens: of run_clm.py, of TRL, and of older TRL."""
@@ -138,17 +140,19 @@ def imported(request: ImportRequest) -> Imported:
             "Expected the same in both: Transformers compares them.",
             "Correct one of them.",
         )
+    pairs = values.pop(PAIRS, program == ON_PAIRS)
     settings, left_out = admitted(values, schema, names, read.launcher, ALL_QUIET)
     _check_program(program, request.source)
     _check_trainer(settings, request.source)
     recompute = _recomputes(settings, program)
     lora = _adapters(settings, spec, names)
+    alignment = _alignment(settings, program, lora) if pairs else None
     wrong, states = _wrong_format(settings, lora is not None), _states(settings, lora is not None)
     if settings.get("distributed_type") == "DEEPSPEED":
         result = _under_deepspeed(settings, recompute, replace(request, model=spec, ignored=inner), left_out)
         if wrong is not None:
             raise wrong
-        return _with_adapters(result, lora)
+        return aligned(_with_adapters(result, lora), alignment)
     plan = plan_of(settings, spec, recompute)
     accumulation = _accumulates(settings, plan)
     settings.looked_at |= {f"{FLAG}{name}" for name in (*LENGTHS, "packing")}
@@ -165,7 +169,23 @@ def imported(request: ImportRequest) -> Imported:
     if program is None and read.program is not None:
         left_out = (*left_out, f"{read.program} (what it does besides its flags)")
     adapters = () if lora is None else (ADAPTERS.format(", ".join(lora.modules)),)
-    return Imported(problem, plan, (), left_out, (*note, *accumulation, *adapters))
+    result = Imported(problem, plan, (), left_out, (*note, *accumulation, *adapters))
+    return aligned(result, alignment)
+
+
+def _alignment(settings: Settings, program: str | None, lora: Lora | None) -> Alignment:
+    """Read the reference of training on pairs (DPO): LLaMA-Factory's is a model, TRL's may be computed before.
+
+    Raises:
+        InvalidInputError: TRL gathers the whole reference at once (trl 1.16.0, models/utils.py, prepare_fsdp).
+    """
+    before = settings.switch(f"{FLAG}precompute_ref_log_probs")
+    settings.looked_at |= {f"{FLAG}{name}" for name in ("beta", "precompute_ref_batch_size")}
+    gathered = program is not None and lora is None and settings.get("distributed_type") == "FSDP"
+    if gathered and not before:
+        expected = "true beside FSDP: under it TRL gathers a whole reference at once, which is not priced"
+        raise wrong_value("precompute_ref_log_probs", False, expected)
+    return Alignment(method="dpo", reference="none" if before else "frozen")
 
 
 def _inner_names(values: Mapping[str, Any], names: Sequence[str], source: str) -> tuple[str, ...]:
@@ -317,7 +337,7 @@ def _check_program(program: str | None, source: str) -> None:
     Raises:
         InvalidInputError: the program is not in ``PROGRAMS``.
     """
-    if program is not None and program not in PROGRAMS:
+    if program is not None and program not in (*PROGRAMS, ON_PAIRS):
         raise InvalidInputError(
             f"{source} starts {shown(program)}, and nobody here knows what it trains.",
             f"Expected a program that trains all weights on the next token: {', '.join(PROGRAMS)}.",
@@ -436,7 +456,7 @@ def _settings(problem: Problem, plan: Plan, version: str) -> dict[str, Any]:
     sizes = {"dp_replicate": layout.dp // shards, "dp_shard": shards, "cp": layout.cp, "tp": layout.tp}
     check_sizes(kind, sizes, layout.num_gpus)
     num_nodes, _, _ = whole_nodes(problem, layout)
-    return settings_of(plan, num_nodes, problem.job.sequence_length)
+    return settings_of(plan, num_nodes, problem.job)
 
 
 def _notes(remarks: Sequence[str], problem: Problem, plan: Plan, version: str) -> list[str]:
@@ -448,6 +468,8 @@ def _notes(remarks: Sequence[str], problem: Problem, plan: Plan, version: str) -
         )
     if layout.cp > 1:
         notes.append(f"Context parallelism needs sdpa without a mask; {word(layout.cp)} ranks pass keys around.")
+    if problem.job.alignment is not None:
+        return [*notes, AT_MOST.format(problem.job.sequence_length)]
     return [*notes, *remarks]
 
 
@@ -461,7 +483,7 @@ def trainer_launcher(
     Args:
         capability: layouts that the program can run.
         files: writes the files of a launch, for milpplan's version.
-        remarks: of the program, besides those of all.
+        remarks: of the program, besides those of all, where it trains on the next token.
     """
     return ConfigLauncher(capability, _settings, partial(_notes, remarks), files, imported)
 

@@ -24,6 +24,8 @@ from milpplan.problem.reading import shown
 
 DEEPSPEED_FILE = "deepspeed_config.deepspeed_config_file"
 """Accelerate's setting that names a configuration of DeepSpeed."""
+PAIRS = "milpplan.pairs"
+"""Setting of a program that trains on pairs of sequences (DPO)."""
 _AUTO = {
     "train_micro_batch_size_per_gpu": "--per_device_train_batch_size",
     "gradient_accumulation_steps": "--gradient_accumulation_steps",
@@ -56,6 +58,7 @@ LLAMA_FACTORY = Trainer(
     words={"flash_attn": {"auto": "sdpa", "sdpa": "sdpa", "fa2": "flash_attention_2", "disabled": "eager"}},
     neutral={
         "stage": ("sft", "pt"),
+        "pref_loss": ("sigmoid", "hinge", "ipo", "kto_pair"),
         "finetuning_type": ("full",),
         "pure_bf16": (False,),
         "neat_packing": (False,),
@@ -66,6 +69,7 @@ LLAMA_FACTORY = Trainer(
         r"dataset|dataset_dir|media_dir|template|max_samples|val_size|tokenized_path|mix_strategy|"
         r"interleave_probs|train_on_prompt|mask_history|buffer_size|eval_dataset|tool_format|"
         r"default_system|enable_thinking": "data",
+        r"pref_(beta|ftx|bco_weight)|dpo_label_smoothing": "the loss of a pair, of its two scores",
         r"plot_loss|use_swanlab|swanlab_.*|ignore_pad_token_for_loss|compute_accuracy": "records",
         r"adapter_folder|hf_hub_token|ms_hub_token|export_.*|infer_.*|ray_.*|tf32": (
             "what is loaded or exported; products in fp32, of which there are none"
@@ -174,6 +178,9 @@ def trainer_values(trainer: Trainer, data: Mapping[str, Any], request: ImportReq
     if trainer is AXOLOTL and said.get("adapter") == "lora":
         values |= _axolotl_adapters(values)
     if trainer is LLAMA_FACTORY:
+        if values.get("--stage") == "dpo":
+            del values["--stage"]
+            values[PAIRS] = True
         off = said.get("disable_gradient_checkpointing", False)
         values.pop("--disable_gradient_checkpointing", None)
         values["--gradient_checkpointing"] = off is not True

@@ -1,6 +1,7 @@
 """Launchers slime, ms-swift and verl: Megatron-LM's launch under the names of programs that use Megatron-Core.
 
-All train on sequences that stand behind each other without padding (format ``thd``). Their files are read by
+All train on sequences that stand behind each other without padding (format ``thd``), ms-swift also on pairs and
+verl as GRPO does (``ALIGNED``). Their files are read by
 ``megatron.programs``.
 
 Source: slime 0.3.1 (THUDM/slime at 624b824a), train_async.py, slime/utils/arguments.py,
@@ -50,9 +51,9 @@ from milpplan.launchers.megatron.rules import (
     megatron_modes,
     megatron_modules,
 )
-from milpplan.launchers.records import Refusal, Section
+from milpplan.launchers.records import AT_MOST, PACKED, Refusal, Section
 from milpplan.launchers.scripts import RAY_CLUSTER, arguments_script, defaults
-from milpplan.problem import GroupedQueryAttention, MixtureOfExperts, ModelSpec, Plan, Problem
+from milpplan.problem import GroupedQueryAttention, Job, MixtureOfExperts, ModelSpec, Plan, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,8 @@ class MegatronTrainer:
 
     capability: Capability
     """Layouts that the program can run."""
-    renamed: Callable[[Launch], Launch]
-    """Writes Megatron-LM's launch under the program's names."""
+    renamed: Callable[[Launch, Job], Launch]
+    """Writes Megatron-LM's launch of a job under the program's names."""
     script: Callable[[Launch, str], str]
     """Writes the script that every node runs, for a launch and milpplan's version."""
     losses: Callable[[ModelSpec], list[str]] = lambda model: []
@@ -74,12 +75,12 @@ class MegatronTrainer:
         Raises:
             IllegalPlanError: gives the reasons.
         """
-        refusals = plain_job_refusals(problem)
+        refusals = plain_job_refusals(problem, self.capability.name)
         if problem.model.learned_positions:
             refusals.append(Refusal(f"{problem.model.name} has learned positions, and it gives no positions"))
         refusals += format_refusals(self.capability, problem.job)
         refuse(self.capability.name, [*refusals, *(Refusal(text) for text in self.losses(problem.model))])
-        Megatron().check(problem, MEGATRON.versions[0])
+        Megatron().check(_as_pretraining(problem), MEGATRON.versions[0])
 
     def export(self, problem: Problem, plan: Plan, version: str) -> Launch:
         """Turn a plan into a launch.
@@ -93,8 +94,8 @@ class MegatronTrainer:
         refuse(self.capability.name, layout_refusals(self.capability, problem, plan.layout, replicas))
         if self.capability.stages == "equal" and len({stage.num_layers for stage in plan.virtual_stages}) > 1:
             refuse(self.capability.name, [Refusal("its stages of a pipeline hold as many layers each")])
-        core = Megatron().export(problem, plan, MEGATRON.versions[0])
-        return replace(self.renamed(core), target=self.capability.name, version=version)
+        core = Megatron().export(_as_pretraining(problem), plan, MEGATRON.versions[0])
+        return replace(self.renamed(core, problem.job), target=self.capability.name, version=version)
 
     def files(self, launch: Launch, version: str) -> dict[str, str]:
         """Write the launch as files by name; the first is enough to start the run. ``version`` is milpplan's."""
@@ -103,6 +104,11 @@ class MegatronTrainer:
     def read(self, request: ImportRequest) -> Imported:
         """Read a launch script into a problem and a plan."""
         return imported(request)
+
+
+def _as_pretraining(problem: Problem) -> Problem:
+    """Drop what a program adds to Megatron-LM's step: preferences, rewards and rollouts."""
+    return problem.model_copy(update={"job": problem.job.model_copy(update={"alignment": None, "rollout": None})})
 
 
 _PACKED_LIMITS = {
@@ -125,6 +131,7 @@ def _capability(
     limits: Mapping[str, Limit],
     stages: Literal["any", "equal"] = "any",
     formats: Mapping[str, str] = MappingProxyType({}),
+    more_limits: Callable[[Problem], Mapping[str, Limit]] = megatron_limits,
     **more: RowRule,
 ) -> Capability:
     return Capability(
@@ -138,7 +145,7 @@ def _capability(
         formats={"attention_kernel": "sequences without padding need a fused kernel", **formats},
         batch_settings=MEGATRON.batch_settings,
         modes=megatron_modes,
-        more_limits=megatron_limits,
+        more_limits=more_limits,
         own_modules=megatron_modules,
         complete=True,
     )
@@ -152,7 +159,7 @@ def _written(flag: str, values: Values) -> str:
 _SHAPES = "Stages of a pipeline send each other the length of every micro-batch first, which is not counted."
 
 
-def _slime_launch(core: Launch) -> Launch:
+def _slime_launch(core: Launch, job: Job) -> Launch:
     batch = core.arguments.values["--global-batch-size"]
     rollouts: dict[str, Values] = {
         "--actor-num-nodes": ('"$NUM_NODES"',),
@@ -236,6 +243,7 @@ _SWIFT_NAMES = {"--num-virtual-stages-per-pipeline-rank": "--virtual_pipeline_mo
 _OWN = (
     "--max-position-embeddings", "--seq-length", "--ckpt-format", "--attention-dropout", "--hidden-dropout",
 )  # fmt: skip
+_BATCHES = ("--micro-batch-size", "--global-batch-size")
 _SWIFT_OFF: Mapping[str, Values] = {
     "--recompute_granularity": ("none",),
     "--use_distributed_optimizer": ("false",),
@@ -243,14 +251,16 @@ _SWIFT_OFF: Mapping[str, Values] = {
 """Settings that are on where they are not given: selective recomputation and the distributed optimizer."""
 
 
-def _swift_launch(core: Launch) -> Launch:
-    """Leave out the model, which ms-swift reads from a checkpoint, and write switches with their value."""
+def _swift_launch(core: Launch, job: Job) -> Launch:
+    """Leave out the model, which ms-swift reads from a checkpoint, write switches with their value, and count both
+    sequences of a pair as one."""
     parts = []
+    batches = {name: (str(core.arguments.count(name, 1) // job.sequences_together),) for name in _BATCHES}
     for part in core.sections:
         if part.name == "MODEL_ARGS":
             continue
         pairs = {
-            _SWIFT_NAMES.get(flag, f"--{flag[2:].replace('-', '_')}"): values or ("true",)
+            _SWIFT_NAMES.get(flag, f"--{flag[2:].replace('-', '_')}"): batches.get(flag, values or ("true",))
             for flag, values in part.arguments.items()
             if flag not in _OWN
         }
@@ -258,15 +268,16 @@ def _swift_launch(core: Launch) -> Launch:
     given = {flag for part in parts for flag in part.arguments}
     off = {flag: values for flag, values in _SWIFT_OFF.items() if flag not in given}
     length = core.arguments.values["--seq-length"]
-    parts.append(
-        Section(
-            "LENGTH_ARGS", "Sequences, packed to one length.", {"--packing": ("true",), "--max_length": length}
-        )
-    )
+    if job.alignment is None:
+        why, note, data = "Sequences, packed to one length.", PACKED, ("--packing", "true")
+    else:
+        why, note = "Pairs of sequences, without padding.", AT_MOST.format(*length)
+        data = "--rlhf_type", job.alignment.method
+    parts.append(Section("LENGTH_ARGS", why, {data[0]: (data[1],), "--max_length": length}))
     parts += [Section("OFF_ARGS", "Off in this plan, and on where nothing is said.", off)] if off else []
     notes = (
         "MODEL is a checkpoint with the sizes of the plan's model, of a type that mcore-bridge builds.",
-        "Packed sequences hold several texts; their attention is priced as that of whole sequences.",
+        note,
         _SHAPES,
         *(note for note in core.notes if not re.search("--(rotary|moe|swiglu)", note)),
     )
@@ -288,7 +299,15 @@ def _swift_script(launch: Launch, version: str) -> str:
         f'NPROC_PER_NODE={launch.gpus_per_node} NNODES={launch.num_nodes} NODE_RANK="$NODE_RANK" \\',
         '    MASTER_ADDR="$MASTER_ADDR" MASTER_PORT="$MASTER_PORT" \\',
     )
-    return arguments_script(launch, version, before, "megatron sft", fixed, _written, start)
+    program = "megatron rlhf" if "--rlhf_type" in launch.arguments.values else "megatron sft"
+    return arguments_script(launch, version, before, program, fixed, _written, start)
+
+
+def _swift_limits(problem: Problem) -> dict[str, Limit]:
+    """Return the limits of Megatron-Core, and of a reference: Megatron-FSDP shards the policy alone."""
+    whole = Limit((0, 1), "its reference is whole on every replica (swift/megatron/trainers/rlhf_mixin.py)")
+    limits = megatron_limits(problem)
+    return limits | {"zero_stage": whole} if problem.job.reference_copies else limits
 
 
 MS_SWIFT = MegatronTrainer(
@@ -300,12 +319,13 @@ MS_SWIFT = MegatronTrainer(
             "rank_order": Limit(("tp-cp-dp-pp",), "its order is Megatron-Core's own"),
         },
         formats={"grad_dtype": "it adds them up in fp32 (main_grads_dtype)"},
+        more_limits=_swift_limits,
     ),
     renamed=_swift_launch,
     script=_swift_script,
     losses=_swift_losses,
 )
-"""Launcher ms-swift: ``megatron sft`` of all weights on packed sequences."""
+"""Launcher ms-swift: ``megatron sft`` of all weights on packed sequences, ``megatron rlhf`` (DPO) on pairs."""
 
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -337,7 +357,10 @@ _VERL_SWITCHES: Mapping[str, tuple[str, str]] = {
 """Switches that verl or Megatron-Bridge may have on by default, with their section: they are always written."""
 
 
-def _verl_launch(core: Launch) -> Launch:
+_UPDATE = "The plan is for the update of the policy: not for its rollouts, log-probabilities or a critic."
+
+
+def _verl_launch(core: Launch, job: Job) -> Launch:
     """Write the settings of the actor; a step is the update of the policy by one mini-batch."""
     given = core.arguments
     parts: dict[str, dict[str, Values]] = {}
@@ -359,11 +382,17 @@ def _verl_launch(core: Launch) -> Launch:
         "data.max_response_length": (str(length - length // 2),),
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": given.values["--micro-batch-size"],
     }
+    counted = _UPDATE
+    if job.alignment is not None:
+        counted = "A step is the update of the policy, and the forwards before it; rollouts take the time given."
+        parts["BATCH_ARGS"][f"{_ACTOR}.use_kl_loss"] = (str(job.alignment.reference == "frozen"),)
+        reference = "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu"
+        parts["BATCH_ARGS"][reference] = given.values["--micro-batch-size"]
     why = {part.name: part.why for part in core.sections} | {
         "STATE_ARGS": "Sharding of states, and what overlaps."
     }
     notes = (
-        "The plan is for the update of the policy: not for its rollouts, log-probabilities or a critic.",
+        counted,
         f"A step updates by {sequences} sequences, {answers} answers to each prompt; other numbers with the same "
         "product run the same plan.",
         "MODEL is a checkpoint with the sizes of the plan's model, of a type that Megatron-Bridge converts.",

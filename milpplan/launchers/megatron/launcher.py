@@ -29,6 +29,7 @@ from milpplan.launchers.megatron.plan_arguments import (
 )
 from milpplan.launchers.megatron.programs import from_other_script, from_primus
 from milpplan.launchers.megatron.rules import MEGATRON, check_environment, check_rules, sizes_of
+from milpplan.launchers.records import aligned
 from milpplan.launchers.scripts import arguments_script, defaults
 from milpplan.launchers.shell import is_mark, readable, unknown_in
 from milpplan.launchers.shell.launch_text import Given, from_script, from_yaml, load_yaml
@@ -261,7 +262,8 @@ def imported_from(read: Given, request: ImportRequest) -> Imported:
     if read.world and read.world != world:
         notes.append(f"The file starts {read.world} processes where nothing else is set; {world} are taken.")
     left_out += read.ignored
-    return Imported(problem, plan, unknown, tuple(left_out), (*read.notes, *notes, *old.values()))
+    result = Imported(problem, plan, unknown, tuple(left_out), (*read.notes, *notes, *old.values()))
+    return aligned(result, read.alignment)
 
 
 def _world(read: Given, num_gpus: int | None, source: str) -> int:

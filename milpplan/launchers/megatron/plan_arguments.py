@@ -168,7 +168,7 @@ def check_problem(problem: Problem, version: str) -> None:
     Raises:
         IllegalPlanError: Megatron-LM cannot build the model, or does not support such a job or cluster.
     """
-    refusals = job_refusals(problem)
+    refusals = job_refusals(problem, MEGATRON.name)
     if problem.job.mtp_layers and problem.model.learned_positions:
         why = f"the job trains layers of multi-token prediction, and {problem.model.name} has learned positions"
         refusals.append(Refusal(f"{why} (training/arguments.py, validate_args)"))

@@ -23,7 +23,7 @@ from milpplan.launchers.megatron.rules import MEGATRON
 from milpplan.launchers.records import ImportRequest, described
 from milpplan.launchers.shell import readable, script_commands
 from milpplan.launchers.shell.launch_text import Given, load_yaml, pairs_of, program_name, yaml_values
-from milpplan.problem import ModelSpec, read_text
+from milpplan.problem import Alignment, ModelSpec, read_text
 from milpplan.problem.reading import shown
 
 _WHOLE = re.compile(r"[0-9]{1,12}")
@@ -250,20 +250,23 @@ SWIFT = Program(
         r"save_.*|output_dir|add_version|max_shard_size|logging_.*|report_to|eval_.*|max_epochs|num_train_epochs|"
         r"swanlab_.*|(mcore|ref)_.*|merge_lora|max_steps|hub_.*|resume_.*": "records and works between steps",
         r"ddp_timeout|ddp_backend|no_(save|load)_.*|finetune": "how processes find each other; what is loaded",
+        r"beta|rpo_alpha|label_smoothing|loss_type|f_divergence_type": "the loss of a pair, of its two scores",
     },
 )  # fmt: skip
 
 
 def _swift(words: Sequence[str], text: str, request: ImportRequest) -> Given:
-    """Read the arguments of ``megatron sft`` or ``megatron pt``.
+    """Read the arguments of ``megatron sft``, ``megatron pt`` or ``megatron rlhf``, which is the first word.
 
     Raises:
-        InvalidInputError: no description of the model or no length is given.
+        InvalidInputError: no description of the model or no length is given, or it trains on other than pairs.
     """
+    started, *words = words
     model = described(request.model, request.vocab_size, request.source)
     pairs, stray = pairs_of(words)
     values = {flag.lstrip("-").replace("-", "_"): _word(values) for flag, values in pairs}
     own, batch = stated(request)
+    alignment = _swift_alignment(values) if started == "rlhf" else None
     if values.get("use_megatron_fsdp") is True:
         values = {"data_parallel_sharding_strategy": "optim_grads_params", "ckpt_format": "fsdp_dtensor"} | values
     length = request.given.get("seq_length") or values.get("packing_length") or values.get("max_length")
@@ -273,7 +276,24 @@ def _swift(words: Sequence[str], text: str, request: ImportRequest) -> Given:
     arguments = arguments_of({**values, **own}, SWIFT, request.source)
     each, nodes = (re.search(rf"\b{name}=['\"]?([0-9]{{1,6}})\b", text) for name in ("NPROC_PER_NODE", "NNODES"))
     world = int(each[1]) * (int(nodes[1]) if nodes else 1) if each else None
-    return Given((*_model(model, length), *arguments, *batch), world, stray, notes=notes)
+    return Given((*_model(model, length), *arguments, *batch), world, stray, notes=notes, alignment=alignment)
+
+
+def _swift_alignment(values: dict[str, Any]) -> Alignment:
+    """Take the kind of training out of the arguments of ``megatron rlhf``.
+
+    Raises:
+        InvalidInputError: it is not DPO, or the reference is whole beside a policy that Megatron-FSDP shards.
+    """
+    kind, sharded = values.pop("rlhf_type", ("dpo",)), values.get("use_megatron_fsdp") is True
+    if kind != ("dpo",) or sharded:
+        seen = "use_megatron_fsdp is true beside a whole reference" if sharded else f"rlhf_type is {shown(kind)}"
+        raise InvalidInputError(
+            f"{seen}.",
+            "Expected dpo, and a reference that is held as the policy: nothing else is priced here.",
+            "Import a script of that kind.",
+        )
+    return Alignment(method="dpo")
 
 
 def _model(model: ModelSpec, length: int) -> list[tuple[str, Values]]:
@@ -349,8 +369,8 @@ def from_other_script(request: ImportRequest) -> Given | None:
         words = command.words
         for at, word in enumerate(words[:-1]):
             name = program_name(word)
-            if name == "megatron" and words[at + 1] in ("sft", "pt"):
-                started[SWIFT.name, words[at + 2 :]] = None
+            if name == "megatron" and words[at + 1] in ("sft", "pt", "rlhf"):
+                started[SWIFT.name, words[at + 1 :]] = None
             elif name in SLIME_PROGRAMS and "--actor-num-nodes" in words:
                 started[SLIME.name, words[at + 1 :]] = None
             elif name == "verl.trainer.main_ppo":

@@ -12,6 +12,7 @@ from milpplan.launchers.megatron.flags import Values
 from milpplan.launchers.shell.script import script_commands
 from milpplan.launchers.shell.state import Command
 from milpplan.launchers.shell.tree import MARK, how_to_decide, is_mark, marked, readable, unknown_in
+from milpplan.problem import Alignment
 from milpplan.problem.reading import shown
 
 _PRINTS = ("echo", "printf")
@@ -32,7 +33,8 @@ class Given:
 
     ``stray``: words that belong to no flag. ``program``: the program that the command starts; empty for flags
     alone. ``ignored``: settings that the caller ignores and that are left out already. ``notes``: remarks.
-    ``parts``: fields of every layer for which Megatron-LM has no arguments, as in ``model_of``.
+    ``parts``: fields of every layer for which Megatron-LM has no arguments, as in ``model_of``. ``alignment``:
+    training otherwise than on the next token, whose pairs the batches count as one.
     """
 
     pairs: tuple[tuple[str, Values], ...]
@@ -42,6 +44,7 @@ class Given:
     ignored: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     parts: Mapping[str, Any] = field(default_factory=dict)
+    alignment: Alignment | None = None
 
 
 def from_script(text: str, source: str, programs: Collection[str] = ()) -> Given:
