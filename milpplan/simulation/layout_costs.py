@@ -124,6 +124,8 @@ def offload(
 ) -> Offload:
     """Compute the bytes that layouts offload, and the times of their transfers.
 
+    Arrays of a single layout may lack the last axis.
+
     Args:
         states: [3, K + 2, n] bytes of weights, gradients and optimizer before anything is offloaded.
         kept: [MODES, K, n] bytes of a layer's activations.
@@ -136,7 +138,7 @@ def offload(
     activations = np.where(columns.offload_activations, kept, 0)
     if columns.any_of("offload_modules"):
         named = [hosted_module_bytes(problem, kind, columns) for kind in problem.model.kinds]
-        activations = activations + _bytes(np.stack(named, axis=1))
+        activations = activations + _bytes(np.stack(named, axis=1)).reshape(kept.shape)
     weights_s, activations_s = host_transfer_s(hardware, weights), host_transfer_s(hardware, activations)
     # Forward: weights in and activations out at the same time. Backward: first the weights in, then the
     # activations.

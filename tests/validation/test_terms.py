@@ -74,6 +74,7 @@ CASES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "hybrid sharding": ({"tp": 8, "dp_replicate": 2}, DENSE | {"hybrid_sharding"}),
     "kept weights": ({"zero_stage": 3, "keep_weights": True}, {"zero_3", "kept_weights"}),
     "offload": ({"tp": 8, "offload_weights": True, "offload_optimizer": True}, DENSE | {"host_traffic"}),
+    "modules": ({"tp": 8, "offload_modules": "qkv_linear"}, DENSE | {"host_traffic"}),
 }
 
 
