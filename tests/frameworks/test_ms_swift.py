@@ -12,7 +12,16 @@ import pytest
 
 from milpplan.launchers import TARGETS
 from tests.frameworks.absent import stand_in
-from tests.frameworks.jobs import Case, all_cases, all_full, best_cases, checkpoint, differing, started
+from tests.frameworks.jobs import (
+    Case,
+    aligned_cases,
+    all_cases,
+    all_full,
+    best_cases,
+    checkpoint,
+    differing,
+    started,
+)
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]
 
@@ -39,15 +48,15 @@ def words_of(case: Case, folder: Path) -> tuple[list[str], dict[str, str]]:
     )
     layout = case.plan.layout
     assert int(variables["NPROC_PER_NODE"]) * int(variables["NNODES"]) == layout.num_gpus, case.title
-    assert words[0] == "sft"
-    return words[1:], variables
+    assert words[0] == ("sft" if case.problem.job.alignment is None else "rlhf")
+    return words, variables
 
 
 def parsed(words: list[str], variables: dict[str, str], gpus: int, patch: pytest.MonkeyPatch) -> Any:
     """The arguments of the run after all checks, as the first of so many processes sees them."""
     import torch
     from megatron.core import mpu
-    from swift.megatron.pipelines.train.sft import MegatronSft
+    from swift.megatron.pipelines.train import rlhf, sft
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.distributed.init_process_group("fake", rank=0, world_size=gpus, store=FakeStore())
@@ -55,7 +64,8 @@ def parsed(words: list[str], variables: dict[str, str], gpus: int, patch: pytest
         with patch.context() as here:
             for name, value in {**variables, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(gpus)}.items():
                 here.setenv(name, value)
-            found = MegatronSft._parse_args(MegatronSft.__new__(MegatronSft), words)
+            program = {"sft": sft.MegatronSft, "rlhf": rlhf.MegatronRLHF}[words[0]]
+            found = program._parse_args(program.__new__(program), words[1:])
             found.groups = {
                 "tp": mpu.get_tensor_model_parallel_world_size(),
                 "cp": mpu.get_context_parallel_world_size(),
@@ -81,17 +91,19 @@ def test_it_takes_every_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     import torch
 
     assert len(best_cases("ms-swift", VERSION)) == 7
-    cases = all_cases("ms-swift", VERSION, 3)
+    cases = [*all_cases("ms-swift", VERSION, 3), *aligned_cases("ms-swift", VERSION, "dpo", "frozen")]
     assert len(cases) > 20
     for case in cases:
         layout, problem = case.plan.layout, case.problem
         found = parsed(*words_of(case, tmp_path), layout.num_gpus, monkeypatch)
+        pairs = problem.job.sequences_together
         full = sum(stage.recompute.full for stage in case.plan.virtual_stages)
         expected = {
             "data_parallel_size": layout.dp,
             "num_microbatches": layout.num_micro_batches,
-            "micro_batch_size": layout.micro_batch_size,
-            "global_batch_size": problem.job.global_batch_size,
+            "micro_batch_size": layout.micro_batch_size // pairs,
+            "global_batch_size": problem.job.global_batch_size // pairs,
+            "rlhf_type": "dpo" if pairs > 1 else None,
             "seq_length": problem.job.sequence_length,
             "sequence_parallel": layout.sequence_parallel,
             "virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,

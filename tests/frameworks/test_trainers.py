@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import yaml
 
 from milpplan.launchers import TARGETS
-from tests.frameworks.jobs import Case, all_cases, all_full, best_cases, started
+from tests.frameworks.jobs import Case, aligned_cases, all_cases, all_full, best_cases, started
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]
 
@@ -35,14 +36,23 @@ def program_words(case: Case, folder: Path) -> list[str]:
     return [*said, "--use_cpu", "true"]
 
 
+def stage(case: Case) -> str:
+    """What the program trains by, in TRL's and LLaMA-Factory's words."""
+    alignment = case.problem.job.alignment
+    return "sft" if alignment is None else alignment.method
+
+
 def of_trl(case: Case, folder: Path) -> dict[str, Any]:
     """Numbers as TRL's parser reads them."""
-    from trl.scripts.sft import make_parser
-
     program, *words = program_words(case, folder)
-    assert program == "trl.scripts.sft"
-    _, training, model, _ = make_parser().parse_args_and_config(args=words, fail_with_unknown_args=True)
-    assert (training.packing, training.packing_strategy, model.dtype) == (True, "wrapped", "float32")
+    assert program == f"trl.scripts.{stage(case)}"
+    parser = import_module(program).make_parser()
+    _, training, model, _ = parser.parse_args_and_config(args=words, fail_with_unknown_args=True)
+    assert model.dtype == "float32"
+    if stage(case) == "sft":
+        assert (training.packing, training.packing_strategy) == (True, "wrapped")
+    else:
+        assert (training.precompute_ref_log_probs, training.loss_type) == (True, ["sigmoid"])
     return {
         "micro": training.per_device_train_batch_size,
         "steps": training.gradient_accumulation_steps,
@@ -52,17 +62,19 @@ def of_trl(case: Case, folder: Path) -> dict[str, Any]:
 
 
 def of_llama_factory(case: Case, folder: Path) -> dict[str, Any]:
-    """Numbers as LLaMA-Factory's parser reads them; it keeps one token of the length for itself."""
+    """Numbers as LLaMA-Factory's parser reads them; it keeps one token of the length of packed sequences."""
     from llamafactory.hparams.parser import _parse_train_args
 
     program, *words = program_words(case, folder)
     assert program == "llamafactory.launcher"
     model, data, training, tuning, _ = _parse_train_args(words)
-    assert (data.packing, data.neat_packing, tuning.finetuning_type, tuning.stage) == (True, False, "full", "sft")
+    packed = stage(case) == "sft"
+    assert (bool(data.packing), data.neat_packing, tuning.finetuning_type) == (packed, False, "full")
+    assert (tuning.stage, tuning.use_ref_model) == (stage(case), not packed)
     return {
         "micro": training.per_device_train_batch_size,
         "steps": training.gradient_accumulation_steps,
-        "length": data.cutoff_len + 1,
+        "length": data.cutoff_len + packed,
         "again": not model.disable_gradient_checkpointing,
     }
 
@@ -96,6 +108,8 @@ def of_axolotl(case: Case, folder: Path) -> dict[str, Any]:
     }
 
 
+ON_PAIRS = {"trl": ("dpo", "none"), "llama-factory": ("dpo", "frozen")}
+"""How programs train on pairs."""
 READ = {"trl": of_trl, "llama-factory": of_llama_factory, "axolotl": of_axolotl}[NAME]
 
 
@@ -106,12 +120,15 @@ def test_it_is_the_version_that_is_named() -> None:
 
 def test_its_parser_takes_every_file(tmp_path: Path) -> None:
     """Batch, accumulation and length of best and of drawn plans arrive; FSDP recomputes, not the program."""
-    cases = all_cases(NAME, VERSION, each=2)
+    cases = [
+        *all_cases(NAME, VERSION, each=2),
+        *(aligned_cases(NAME, VERSION, *ON_PAIRS[NAME]) if NAME in ON_PAIRS else ()),
+    ]
     assert len(cases) > 10
     for case in cases:
         layout = case.plan.layout
         expected = {
-            "micro": layout.micro_batch_size,
+            "micro": layout.micro_batch_size // case.problem.job.sequences_together,
             "steps": layout.num_micro_batches,
             "length": case.problem.job.sequence_length,
             "again": False,

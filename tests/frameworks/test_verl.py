@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from milpplan.launchers import TARGETS
-from tests.frameworks.jobs import Case, all_cases, all_full, best_cases, differing, started
+from tests.frameworks.jobs import Case, aligned_cases, all_cases, all_full, best_cases, differing, started
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]
 
@@ -44,7 +44,7 @@ def composed(words: list[str]) -> Any:
 
 def test_it_takes_every_script(tmp_path: Path) -> None:
     """Degrees, batch and sharding of the best plans and of drawn ones are those of the actor's configuration."""
-    cases = all_cases("verl", VERSION, each=3)
+    cases = [*all_cases("verl", VERSION, each=3), *aligned_cases("verl", VERSION, "grpo", "frozen")]
     assert len(cases) > 20
     for case in cases:
         layout, job = case.plan.layout, case.problem.job
@@ -67,6 +67,13 @@ def test_it_takes_every_script(tmp_path: Path) -> None:
         assert dict(engine.override_ddp_config) == overlaps, case.title
         assert (engine.override_transformer_config.recompute_granularity == "full") == all_full(case), case.title
         assert actor.ppo_micro_batch_size_per_gpu == layout.micro_batch_size
+        aligned = job.alignment is not None
+        assert actor.use_kl_loss == aligned
+        reference = config.actor_rollout_ref.ref
+        if aligned:
+            assert reference.log_prob_micro_batch_size_per_gpu == layout.micro_batch_size
+            sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+            assert differing({name: expected[name] for name in sizes}, reference.megatron) == {}, case.title
         assert actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n == job.global_batch_size
         assert config.data.max_prompt_length + config.data.max_response_length == job.sequence_length
         assert config.trainer.nnodes * config.trainer.n_gpus_per_node == layout.num_gpus
