@@ -122,9 +122,7 @@ class Offload:
 def offload(
     problem: Problem, columns: LayoutColumns, states: IntArray, kept: IntArray, work: IntArray, update: IntArray
 ) -> Offload:
-    """Compute the bytes that layouts offload, and the times of their transfers.
-
-    Arrays of a single layout may lack the last axis.
+    """Compute the bytes that layouts offload, and the times of their transfers; one layout needs no last axis.
 
     Args:
         states: [3, K + 2, n] bytes of weights, gradients and optimizer before anything is offloaded.
