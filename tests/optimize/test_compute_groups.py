@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from milpplan import load_hardware, load_model, simulate_many, solve
+from milpplan import load_hardware, load_model, simulate, simulate_many, solve
 from milpplan.optimize import Budget, SolveContext, SolveOptions, objective_weights, with_space
 from milpplan.optimize.bounds import SAFETY, uniform_compute_bounds, uniform_plan
 from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_compute_bounds, cluster_uniform_bounds
@@ -21,6 +22,7 @@ from milpplan.optimize.search.branch_phase import BranchPhase
 from milpplan.optimize.search.closed_layouts import (
     FATES,
     BlockClasses,
+    ClosedLayouts,
     ComputeGroups,
     PlacedClasses,
     compute_values,
@@ -45,7 +47,7 @@ from milpplan.simulation.layout_costs import least_layer_ns
 from milpplan.units import NS_PER_S
 from tests.amounts import first, long_but
 from tests.optimize.mixed_problems import mixed_problem, switched_problem
-from tests.optimize.problems import random_problem
+from tests.optimize.problems import random_plan, random_problem
 from tests.optimize.replica_problems import replica_problem
 from tests.optimize.test_execution import with_execution
 
@@ -430,3 +432,29 @@ def test_kernels_take_as_long_whether_inputs_are_gathered_again(model: str) -> N
     ]
     assert len(columns)
     assert (times[0] == times[1]).all()
+
+
+@pytest.mark.parametrize("seed", long_but((3, 8, 21), range(60)))
+def test_sets_of_a_group_bound_each_of_its_plans(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most switches are open: no plan that fits is faster than the bound that its group is raised to. All
+    groups below the threshold are raised, and groups made again have the bounds of compute alone."""
+    monkeypatch.setattr(closed_layouts, "LARGE_GROUP", 1)
+    rng, problem = random.Random(seed), with_execution(seed)
+    space = layout_space(problem)
+    drawn = []
+    for row in rng.sample(range(len(space)), min(len(space), 150)):
+        plan = random_plan(rng, problem, space.at(row), recompute=0.4)
+        report = simulate(problem, plan)
+        if report.fits:
+            drawn.append((row, report.step_time_ns * float(objective_weights(problem, space.take([row]))[0][0])))
+    threshold = float(np.median([value for _, value in drawn])) if drawn else 1e12
+    closed = ClosedLayouts(problem, space)
+    closed.split_blocks()
+    before = closed.state.values.copy()
+    closed.first(threshold, len(space) + 1, lambda: False)
+    assert (closed.state.values >= before).all()
+    rows, group = closed.state.groups.layouts(np.arange(len(before)))
+    value_of = dict(zip(rows.tolist(), closed.state.values[group].tolist(), strict=True))
+    assert all(value_of[row] <= value for row, value in drawn)
+    assert np.array_equal(closed.raised_ns > 0, before < threshold)
+    assert np.array_equal(closed.closed_again().state.values, before)

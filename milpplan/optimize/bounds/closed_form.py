@@ -33,8 +33,9 @@ sum_{i < s} D_{0,i} + 2 s p, in which every chunk 0 but the model's first holds 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -49,6 +50,7 @@ from milpplan.optimize.bounds.lagrangian_memory import (
     excess_bytes,
     forced_layers,
     groups,
+    groups_of,
     memory_price,
     over_fixed_bytes,
     over_kinds,
@@ -65,12 +67,13 @@ from milpplan.simulation import (
     LayoutCosts,
     ascending,
     layer_durations_ns,
+    unique_rows,
     usable_memory_bytes,
 )
 from milpplan.simulation.layers import ONCE, Phase, least_paired_ns
 from milpplan.simulation.layers.paired_layers import PAIR_ROUNDING_NS
-from milpplan.simulation.layout_columns import LAYER_KEYS, distinct
-from milpplan.simulation.layout_costs import distinct_layers, least_layer_ns
+from milpplan.simulation.layout_columns import HOSTED, LAYER_KEYS, distinct
+from milpplan.simulation.layout_costs import distinct_layers, layout_costs, least_layer_ns
 
 SAFETY = 1.0 - 1e-12
 """Factor that scales bounds down by more than the rounding of floating-point sums, a few ulps."""
@@ -145,9 +148,66 @@ def layers_work_ns(problem: Problem, columns: LayoutColumns) -> FloatArray:
 
 def layout_bounds(problem: Problem, columns: LayoutColumns, costs: CostTable) -> LayoutBounds:
     """Return lower bounds of every layout, valid for the problem's space."""
-    time, memory = np.zeros(len(columns)), np.zeros(len(columns))
+    return _group_bounds(problem, len(columns), groups(problem, columns, costs))
+
+
+SETS = (("zero_stage", "offload_optimizer"), ("zero_stage", *HOSTED))
+"""Fields of which the layouts of a set have equal values: those that move most bytes first, then more of them."""
+
+
+def bounds_over_sets(
+    problem: Problem,
+    heads: LayoutColumns,
+    family: IntArray,
+    members: LayoutColumns,
+    owner: IntArray,
+    limits_ns: FloatArray,
+) -> FloatArray:
+    """Return lower bounds of groups of layouts, [g] ns, at most of those below a limit from their smallest sets.
+
+    The layouts of a group have equal pp, micro-batches and stages, and the constants of its family. They are cut
+    into sets with equal values of some fields (``SETS``); the minimum of each constant over a set bounds all its
+    layouts. Sets below the limit are cut further. The bound of a group is the minimum over its sets.
+
+    Args:
+        problem: with a single node type.
+        heads: a layout of each group.
+        family: of each group, [g].
+        members: layouts of all families, the form of whose backwards is that of the groups.
+        owner: family of each of them.
+        limits_ns: of each group, [g].
+    """
+    capacity, costs = usable_memory_bytes(problem), layout_costs(problem, members)
+    place, constants = costs.place, CostColumns.of(costs.distinct, problem.recompute_modes)
+    group, sets = np.arange(len(heads)), family
+    bounds, values = np.full(len(heads), np.inf), np.zeros(len(heads))
+    for names in SETS:
+        kept = np.flatnonzero(np.isin(owner, sets))
+        if not len(kept):
+            break
+        size, members, place, owner = int(owner.max()) + 1, members.take(kept), place[kept], owner[kept]
+        start, child = unique_rows(owner, *(getattr(members, name) for name in names))
+        counts, order = np.bincount(owner[start], minlength=size), np.argsort(child, kind="stable")
+        sizes = np.bincount(child)
+        least = least_constants(constants, place[order], np.cumsum(sizes) - sizes)
+        number = np.repeat(np.arange(len(sets)), counts[sets])
+        position = np.arange(len(number)) - np.repeat(np.cumsum(counts[sets]) - counts[sets], counts[sets])
+        group, sets = group[number], (np.cumsum(counts) - counts)[sets[number]] + position
+        part = heads.take(group)
+        found = _group_bounds(problem, len(part), groups_of(problem, part, least, sets))
+        values = np.where(found.memory_bytes > capacity, np.inf, found.step_time_ns)
+        is_open = values < limits_ns[group]
+        np.minimum.at(bounds, group[~is_open], values[~is_open])
+        group, sets, values, owner = group[is_open], sets[is_open], values[is_open], child
+    np.minimum.at(bounds, group, values)
+    return bounds
+
+
+def _group_bounds(problem: Problem, number: int, parts: Iterable[tuple[IntArray, Group]]) -> LayoutBounds:
+    """Bound layouts of groups, each given with its row numbers."""
+    time, memory = np.zeros(number), np.zeros(number)
     capacity = float(usable_memory_bytes(problem))
-    for rows, group in groups(problem, columns, costs):
+    for rows, group in parts:
         memory_bound = _memory_bound(group)
         memory[rows] = memory_bound
         fits = np.flatnonzero(memory_bound * SAFETY <= capacity)
@@ -397,6 +457,30 @@ def _max_by_work(context: LayoutContext, group: Group, cutoff_ns: int, before: C
     time_left = cutoff_ns - (before.tail - before.end_reduce) - start
     max_layers = np.floor(time_left / np.maximum(each, 1.0)[:, None] + ROUNDING)
     return np.asarray(max_layers[..., 0].astype(np.int64))
+
+
+def least_constants(constants: CostColumns, members: IntArray, starts: IntArray) -> CostColumns:
+    """Return the minimum of each constant over sets of layouts, and the maximum of what pairs save.
+
+    Path sums and bytes rise with every constant but ``end_reduce``, whose difference from ``tail`` is the minimum,
+    and ``saved``. So no plan of a layout in a set has smaller ones.
+
+    Args:
+        constants: of single layouts.
+        members: their columns, set after set.
+        starts: first member of each set.
+    """
+    own = constants.take(members)
+    values = {item.name: getattr(own, item.name) for item in fields(CostColumns)}
+    least: dict[str, Any] = {
+        name: None if value is None else _EXTREMES.get(name, np.minimum).reduceat(value, starts, axis=-1)
+        for name, value in values.items()
+    }
+    least["end_reduce"] = least["tail"] - np.minimum.reduceat(own.tail - own.end_reduce, starts)
+    return CostColumns(**least)
+
+
+_EXTREMES = {"saved": np.maximum}
 
 
 def cheapest_costs(costs: Sequence[CostColumns]) -> CostColumns:

@@ -16,6 +16,9 @@ Blocks whose layers' states alone exceed the device, with any sharding and offlo
 their layouts fits (``fitting_blocks``). In large spaces not even all groups are made. A bound without
 communication holds for all blocks that differ only in the order of their ranks, with any switches
 (``BlockClasses``), and only blocks that it does not prune are split into groups.
+
+Large groups are bounded again before they are opened, by the minimum of each constant over sets of their layouts
+(``closed_form.bounds_over_sets``).
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from milpplan.optimize.bounds.closed_form import SAFETY, compute_bounds, layers_work_ns
+from milpplan.optimize.bounds.closed_form import SAFETY, bounds_over_sets, compute_bounds, layers_work_ns
 from milpplan.optimize.bounds.cluster_bounds import cluster_compute_bounds
 from milpplan.optimize.bounds.uniform_plans import uniform_compute_bounds
 from milpplan.optimize.context import BUDGET, Budget, objective_weights
@@ -58,6 +61,10 @@ BLOCK_KEYS = (
     *("tp", "cp", "ep", "etp", "pp", "dp", "micro_batch_size", "global_batch_size", "replica_micro_batches"),
 )
 """Fields that kernels, states and weights of a block's layouts depend on, besides its choices."""
+LARGE_GROUP = 16
+"""Minimum number of layouts of a group whose bound is raised by sets."""
+RAISED_AT_ONCE = 1_024
+"""Number of groups with the smallest bounds that are raised together, with all others that share constants."""
 _SPLITS, _PAIRS = (np.isin(SCHEDULES, list(names)) for names in (SPLIT_SCHEDULES, PAIRED_SCHEDULES))
 
 
@@ -353,6 +360,8 @@ class ClosedLayouts:
     state: GroupStates = field(init=False)
     placed: BoolArray = field(init=False)
     """Blocks whose bounds count what their layers send, [b]."""
+    raised_ns: FloatArray = field(default_factory=lambda: np.zeros(0))
+    """Bounds of the groups from sets of their layouts, [g]; zero where they are not raised."""
     placing: Placing | None = None
     """Blocks that are not ``placed``, among them all that may be split next."""
     bounded: bool = False
@@ -373,7 +382,8 @@ class ClosedLayouts:
         """Return a copy with the same blocks and groups and nothing opened."""
         copied, state = copy(self), self.state
         copied.placed, copied.placing = self.placed.copy(), None
-        copied.state = self._group_states(
+        copied.raised_ns = np.zeros_like(self.raised_ns)
+        copied.state = copied._group_states(
             state.groups, np.zeros_like(state.opened), state.whole, state.block_values
         )
         return copied
@@ -425,7 +435,7 @@ class ClosedLayouts:
         """
         below = min(below, threshold)
         while True:
-            chosen = self._chosen(below, layouts)
+            chosen = self._raised(below, layouts, threshold, stop)
             enough = self.state.groups.sizes(chosen).sum() >= layouts
             last = float(self.state.values[chosen].max(initial=0.0)) if enough else below
             if np.isfinite(below):
@@ -439,9 +449,45 @@ class ClosedLayouts:
                 blocks = np.sort(order[: np.searchsorted(ends, capacity, side="right")])
             if not self.split_blocks(blocks, stop):
                 return chosen
-            chosen = self._chosen(below, layouts)
+            chosen = self._raised(below, layouts, threshold, stop)
             if len(chosen):
                 return chosen
+
+    def _raised(self, below: float, layouts: int, threshold: float, stop: Stop) -> IntArray:
+        """Return ``_chosen`` once the bounds of its large groups are raised, or time is up."""
+        space, groups = self.problem.space, self.state.groups
+        chosen = self._chosen(below, layouts)
+        if space.kind == "uniform" or self.problem.other_hardware or not np.isfinite(threshold):
+            return chosen
+        waits = (self.raised_ns == 0) & (groups.sizes(np.arange(len(self.raised_ns))) >= LARGE_GROUP)
+        codes = groups.block.astype(np.int64) * (self.alike.choices.size + 1) + groups.switch
+        while waits[chosen].any() and not stop():
+            new = np.flatnonzero(waits & (self.state.values < threshold))
+            families = codes[new[np.argsort(self.state.values[new], kind="stable")][:RAISED_AT_ONCE]]
+            group = new[np.isin(codes[new], families)]
+            self._raise(group, threshold)
+            waits[group] = False
+            chosen = self._chosen(below, layouts)
+        return chosen
+
+    def _raise(self, group: IntArray, threshold: float) -> None:
+        """Raise the bounds of groups to the minimum over their sets; sets below the threshold are cut further.
+
+        Groups of a block and a switch with equal backwards share constants, whatever their virtual stages.
+        """
+        groups, space = self.state.groups, self.space
+        block, switch = groups.block[group], groups.switch[group]
+        heads = space.take(
+            space.first_rows(block, self.alike.members[self.alike.starts[switch]], groups.stage[group])[0]
+        )
+        first, family = unique_rows(block, switch, heads.backward_form, heads.ends_meet)
+        rows, of = groups.layouts(group[first])
+        owner = np.argsort(group[first])[np.searchsorted(np.sort(group[first]), of)]
+        limits = threshold / self.weights[block]
+        bounds = bounds_over_sets(self.problem, heads, family, space.take(rows), owner, limits)
+        self.raised_ns[group] = np.maximum(bounds, groups.bounds_ns[group])
+        state = self.state
+        self.state = self._group_states(groups, state.opened, state.whole, state.block_values)
 
     def _place(self, below: float, threshold: float, stop: Stop) -> float:
         """Raise the bounds of blocks by what their layers send, smallest bound first, until those below a value
@@ -496,6 +542,7 @@ class ClosedLayouts:
         opened[: len(self.state.opened)] = self.state.opened
         whole, values = self.state.whole.copy(), self.state.block_values.copy()
         whole[blocks[:done]], values[blocks[:done]] = False, np.inf
+        self.raised_ns = np.concatenate([self.raised_ns, np.zeros(len(opened) - len(self.state.opened))])
         self.state = self._group_states(groups, opened, whole, values)
         return True
 
@@ -503,7 +550,7 @@ class ClosedLayouts:
         self, groups: ComputeGroups, opened: BoolArray, whole: BoolArray, block_values: FloatArray
     ) -> GroupStates:
         """Return the state with given groups, whose values follow from their bounds."""
-        bounds = groups.bounds_ns
+        bounds = np.maximum(groups.bounds_ns, self.raised_ns[: len(groups.block)])
         values = np.where(bounds > self.limits_ns[groups.block], np.inf, bounds * self.weights[groups.block])
         values = np.where(opened, np.inf, values)
         return GroupStates(groups, opened, values, whole, block_values)
@@ -512,7 +559,8 @@ class ClosedLayouts:
         """Return the layouts of some groups; the groups stay closed until ``open``."""
         rows, group = self.state.groups.layouts(groups)
         block = self.state.groups.block[group]
-        return OpenedLayouts(rows, self.weights[block], self.limits_ns[block], self.state.groups.bounds_ns[group])
+        bounds = np.maximum(self.state.groups.bounds_ns, self.raised_ns[: len(self.state.opened)])[group]
+        return OpenedLayouts(rows, self.weights[block], self.limits_ns[block], bounds)
 
     def open(self, groups: IntArray) -> None:
         """Mark groups as opened: from now on their layouts are explored one by one and carry the bounds."""
@@ -588,6 +636,10 @@ class PruneRecord:
     def bounds(self) -> FloatArray:
         """Proved lower bounds of the objective, [n]; infinite where no plan fits or meets the deadline."""
         values = compute_values(self.problem, self.space)
+        raised = np.flatnonzero(self.closed.raised_ns)
+        rows, group = self.closed.state.groups.layouts(raised)
+        weights = self.closed.weights[self.closed.state.groups.block[group]]
+        values[rows] = np.maximum(values[rows], self.closed.raised_ns[group] * weights)
         values[self.rows] = self.own_bounds
         return values
 
