@@ -32,7 +32,6 @@ from milpplan.explain.break_even import break_evens
 from milpplan.explain.optima import asked_for
 from milpplan.explain.records import BreakEvens, ExportTab, Missing, NearBest, NearPlan, Overview, RuleOfThumb
 from milpplan.optimize import SolveOptions, objective_weights, with_job
-from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.layout import LayoutSolver
 from milpplan.optimize.layout.stage_options import contexts_of
@@ -42,6 +41,7 @@ from milpplan.optimize.search.best_first import Search
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Layout, MixtureOfExperts, Plan, Problem, Recompute, VirtualStage
 from milpplan.simulation import LayoutColumns, StepReport, cluster_costs, simulate
+from milpplan.simulation.bulk import has_uniform_plan, uniform_plan
 from milpplan.simulation.layers import total_parameters
 from milpplan.simulation.pipeline.lanes import step_lanes
 from milpplan.units import NS_PER_S
@@ -293,8 +293,7 @@ def _uniform(problem: Problem, search: Search, row: int, limit_ns: int) -> tuple
     bounds allow it."""
     layout = search.explored.space.at(row)
     best: tuple[int, Plan] | None = None
-    layers, stages = problem.model.num_layers, layout.num_virtual_stages
-    if layers - -(-layers // stages) * (stages - 1) < 0:
+    if not has_uniform_plan(problem.model, layout.num_virtual_stages):
         return True, None
     for mode, bound_ns in zip(problem.recompute_modes, search.explored.uniform_ns[row], strict=True):
         # A layout without computed bounds has infinite ones, which prove nothing.

@@ -81,9 +81,6 @@ WORDS: Final[dict[str, Callable[[Problem], str]]] = {
     ),
     "intermediate_size_divisible_by_tp": lambda p: "tp must divide the width of the MLP",
     "sequence_divisible_by_twice_cp": lambda p: f"2 cp must divide the {p.job.sequence_length:,} tokens",
-    "shared_selections_need_one_stage": lambda p: (
-        "pp must be 1: layers take the keys that the layer before selects, and spaces let stages start anywhere"
-    ),
     "pp_not_above_stages": lambda p: f"pp stages need {p.model.num_layers} layers to hold",
     "batch_divisible_by_dp": lambda p: f"dp must divide the batch of {_batch(p)}",
     "pairs_share_a_micro_batch": lambda p: "both sequences of a pair share a micro-batch: its size must be even",
@@ -102,7 +99,11 @@ WORDS: Final[dict[str, Callable[[Problem], str]]] = {
     "interleaving_needs_two_stages": lambda p: "vpp > 1 needs pp > 1",
     "split_backward_needs_two_stages": lambda p: "a schedule that splits the backward needs pp > 1",
     "interleaved_micro_batches_divisible_by_pp": lambda p: "with vpp > 1, pp must divide the micro-batches",
-    "layers_split_uniformly": lambda p: f"{p.model.num_layers} layers do not fill so many equal stages",
+    "layers_split_into_stages": lambda p: (
+        "every virtual stage must start with a layer that selects its own keys, and no split of the space does so"
+        if p.model.taking_layers
+        else f"{p.model.num_layers} layers do not fill so many equal stages"
+    ),
     "schedule_matches_vpp": lambda p: "interleaved needs vpp > 1, zb-v and dualpipe-v vpp = 2, others vpp = 1",
     "pairs_need_one_node_type": lambda p: "dualpipe-v is planned for clusters of one node type",
     "pairs_need_two_micro_batches_per_stage": lambda p: "dualpipe-v needs at least 2 pp micro-batches",

@@ -8,7 +8,7 @@ from benchmarks.house import static_measures, traced_measures
 
 LIMITS = {
     "modules": 363,
-    "lines": 105_345,
+    "lines": 105_377,
     "files in the largest folder": 13,
     "import circles": 0,
     "docstrings that open with What, Whether, The same, More or How": 2,
@@ -21,7 +21,7 @@ LIMITS = {
 
 TRACED = {
     "files of a default solve": 72,
-    "functions of a default solve": 1_250,
+    "functions of a default solve": 1_251,
     "depth of a default solve": 20,
     "modules loaded by it": 135,
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -92,6 +92,16 @@ def uniform_split(num_layers: int, stages: int) -> tuple[int, ...]:
     return (each,) * (stages - 1) + (num_layers - each * (stages - 1),)
 
 
+def may_start(problem: Problem, split: Sequence[int]) -> bool:
+    """Whether each virtual stage with layers starts with one that has its own keys, or needs none."""
+    for number, count in enumerate(split):
+        if count and number:
+            attention = problem.model.kinds[problem.model.layer_kinds[sum(split[:number])]].attention
+            if getattr(getattr(attention, "indexer", None), "sharing", "") == "takes":
+                return False
+    return True
+
+
 def num_plans(problem: Problem, layouts: Iterable[Layout]) -> int:
     """Plans of the free space in some layouts."""
     modes, layers = problem.recompute_modes, problem.model.num_layers
@@ -142,10 +152,10 @@ def _choices(problem: Problem, layout: Layout) -> Iterator[list[list[tuple[int, 
     layers, modes, stages = problem.model.num_layers, problem.recompute_modes, layout.num_virtual_stages
     if problem.space.kind == "uniform":
         split = uniform_split(layers, stages)
-        for mode in modes:
+        for mode in modes if may_start(problem, split) else ():
             yield [[(n, n * (mode == "full"), n * (mode == "selective"))] for n in split]
         return
-    for split in splits(layers, stages, is_even(problem, layout)):
+    for split in filter(partial(may_start, problem), splits(layers, stages, is_even(problem, layout))):
         yield [[(n, *choice) for choice in recompute_choices(modes, n)] for n in split]
 
 
@@ -155,7 +165,8 @@ def costed_layouts(problem: Problem, layouts: Sequence[Layout]) -> Iterator[Cost
     if layouts:
         table = cluster_costs(problem, LayoutColumns.of(layouts))
         for row, layout in enumerate(layouts):
-            yield costed_plans(problem, layout, table.at(row))
+            if any(_choices(problem, layout)):
+                yield costed_plans(problem, layout, table.at(row))
 
 
 def costed_plans(problem: Problem, layout: Layout, costs: RankCosts) -> Costed:

@@ -89,16 +89,18 @@ def random_model(rng: random.Random, family: str) -> ModelSpec:
         head_dim=rng.choice((32, 64, 128)),
     )
     dense = DenseMlp(intermediate_size=hidden * rng.choice((2, 4, 6)), gated=rng.random() < 0.7)
-    if family in ("mla", "sparse"):
+    if family in ("mla", "sparse", "shared"):
         attention = LatentAttention(
             num_attention_heads=heads, q_lora_rank=rng.choice((None, 64)), kv_lora_rank=64,
             qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64,
         )  # fmt: skip
-    if family == "sparse":
+    if family in ("sparse", "shared"):
         selecting = Indexer(index_n_heads=rng.choice((2, 8)), index_head_dim=32, index_topk=rng.choice((64, 512)))
         attention = attention.model_copy(update={"q_lora_rank": 64, "indexer": selecting})
     first = LayerRun(count=rng.randint(2, 7), attention=attention, mlp=dense)
     runs = [first]
+    if family == "shared":
+        runs = _sharing_runs(rng, attention, dense)
     if family in ("moe", "mixed"):
         experts = LayerRun(count=rng.randint(2, 5), attention=attention, mlp=_experts(rng, hidden))
         runs = [experts] if family == "moe" else [first.model_copy(update={"count": 1}), experts]
@@ -121,6 +123,15 @@ def random_model(rng: random.Random, family: str) -> ModelSpec:
         tie_word_embeddings=rng.random() < 0.4,
         residual_streams=4 if family == "compressed" else 1,
     )
+
+
+def _sharing_runs(rng: random.Random, attention: Any, dense: DenseMlp) -> list[LayerRun]:
+    """Layers that select keys of their own, each followed by up to two that take them."""
+    takers = [rng.choice((0, 1, 1, 2)) for _ in range(rng.randint(2, 4))]
+    names = [name for number in takers for name in (*(("gives",) if number else ("none",)), *["takes"] * number)]
+    indexers = [attention.indexer.model_copy(update={"sharing": name}) for name in names]
+    mixers = [attention.model_copy(update={"indexer": indexer}) for indexer in indexers]
+    return [LayerRun(count=1, attention=mixer, mlp=dense) for mixer in mixers]
 
 
 def _compressed_runs(rng: random.Random, experts: MixtureOfExperts) -> list[LayerRun]:

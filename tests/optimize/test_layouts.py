@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import count, product
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.families import configurations
 from milpplan import Range
-from milpplan.errors import InvalidInputError
+from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.optimize import explain, fixed
-from milpplan.optimize.space import enumerate_layouts
+from milpplan.optimize.space import enumerate_layouts, in_space
 from milpplan.optimize.space import layout_space as rule_filter
 from milpplan.optimize.space.enumerate_layouts import broken_rules, divisors, layout_space
 from milpplan.problem import (
@@ -20,7 +22,6 @@ from milpplan.problem import (
     SCHEDULES,
     DenseMlp,
     GroupedQueryAttention,
-    LatentAttention,
     LayerRun,
     Layout,
     MixtureOfExperts,
@@ -30,8 +31,11 @@ from milpplan.problem import (
     Space,
     VirtualStage,
 )
+from milpplan.problem.huggingface import model_from_config
 from milpplan.simulation import simulate
+from milpplan.simulation.simulator import check_plan_of_model
 from tests.amounts import long_but
+from tests.optimize.brute_force import plan_of
 from tests.simulation.cases import even_plan, problem_of
 from tests.simulation.rank_listing import listed
 
@@ -343,22 +347,24 @@ def test_context_parallelism_beside_an_indexer_of_blocks_is_refused() -> None:
     assert "recurrent_heads_divisible_by_tp_and_cp" in broken_rules(selecting, layout)
 
 
-def test_layers_that_share_a_selection_are_in_one_stage() -> None:
-    """The space of a model whose layers take the keys of the layer before has no pipeline; that of GLM-5 has."""
-    problem = problem_of("glm-5", "dgx-h100", num_gpus=512, global_batch_size=512)
-    assert layout_space(problem).columns.pp.max() > 1
-    indexer = {"index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048, "sharing": "takes"}
-    last = problem.model.layers[-1]
-    attention = LatentAttention(**last.attention.model_dump() | {"indexer": indexer})
-    runs = [
-        *problem.model.layers[:-1],
-        last.model_copy(update={"count": last.count - 1}),
-        last.model_copy(update={"count": 1, "attention": attention}),
-    ]
-    sharing = problem.model_copy(update={"model": problem.model.model_copy(update={"layers": tuple(runs)})})
-    assert layout_space(sharing).columns.pp.max() == 1
-    layout = Layout(tp=1, pp=2, dp=256, global_batch_size=512)
-    assert broken_rules(sharing, layout) == ["shared_selections_need_one_stage"]
+def test_stages_start_with_layers_that_select_keys() -> None:
+    """GLM-5.2 selects keys in layers 0, 1, 2, 6, 10 and so on to 74. Megatron-Bridge's recipes of it (067f987d,
+    recipes/glm: 14, 12, 12, 12, 12 and 16 layers; model_verification_cards/glm5-2: 11 stages) are plans of the
+    space, and neither equal stages nor a split that moves a layer are; a pipeline has 22 stages at most."""
+    model = model_from_config(configurations()["zai-org--GLM-5.2"], "glm-5.2")
+    problem = problem_of(model, "dgx-b200", num_gpus=1056, global_batch_size=1056)
+    columns = layout_space(problem).columns
+    assert set(columns.pp[columns.vpp == 1].tolist()) == {pp for pp in range(1, 23) if 1056 % pp == 0}
+    for sizes in ((14, 12, 12, 12, 12, 16), (6, *(8,) * 8, 4, 4)):
+        layout = Layout(pp=len(sizes), dp=1056 // len(sizes), global_batch_size=1056)
+        for split, legal in ((sizes, True), ((sizes[0] + 1, sizes[1] - 1, *sizes[2:]), False)):
+            plan = plan_of(layout, *np.array([split, split, [0] * len(sizes)]))
+            assert in_space(problem, plan) == legal
+            with nullcontext() if legal else pytest.raises(IllegalPlanError, match="takes the keys of the layer"):
+                check_plan_of_model(model, plan)
+    space = layout_space(problem.model_copy(update={"space": Space(kind="uniform", zero_stage=(1,))}))
+    assert set((space.columns.pp * space.columns.vpp).tolist()) == {1}
+    assert space.rejected["layers_split_into_stages"] > 0
 
 
 def test_zero_2_and_3_with_a_pipeline_are_opened() -> None:
@@ -416,8 +422,8 @@ def test_every_rule_has_an_example() -> None:
         *PAIR_RULES,
         *sut.SHARDING_RULES,
     }
-    of_the_space = {"layers_split_uniformly", "one_schedule_without_pipeline", "pairs_need_one_node_type"}
-    of_the_space |= {"recurrent_heads_divisible_by_tp_and_cp", "shared_selections_need_one_stage"}
+    of_the_space = {"layers_split_into_stages", "one_schedule_without_pipeline", "pairs_need_one_node_type"}
+    of_the_space.add("recurrent_heads_divisible_by_tp_and_cp")
     assert rules - of_the_space <= {rule for rule, _, _ in BROKEN}
 
 

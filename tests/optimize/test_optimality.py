@@ -102,6 +102,23 @@ def test_optimum_of_sparse_attention_is_that_of_brute_force(backend: str, count:
             assert found == (None if best is None else best.value)
 
 
+@pytest.mark.parametrize("backend", long_but(("cpsat",), BACKENDS))
+@pytest.mark.parametrize("count", long_but((6,), (6, 40)))
+def test_optimum_of_shared_selections_is_that_of_brute_force(backend: str, count: int) -> None:
+    """Where layers take the keys of the layer before, ``solve`` finds the best plan whose stages all start with
+    layers that need none, among all layouts, those included that the rules drop; so does the whole program."""
+    num_cut = 0
+    for seed in range(52_000, 52_000 + count):
+        problem = random_problem(seed, kind=("free", "free", "uniform")[seed % 3], family="shared")
+        best = brute_force(problem, naive_layouts(problem)) if seed % 2 else optimum(problem)
+        assert_optimal(problem, solve(problem, backend=backend, gap=EXACT), best)
+        num_cut += best is not None and best.plan.layout.pp > 1
+        if problem.space.kind == "free" and len(layout_space(problem)) <= 6:
+            found = solve_monolithic(problem, backend, gap=0.0).step_time_ns
+            assert found == (None if best is None else best.value)
+    assert num_cut > 0
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("count", long_but((1,), (1, 20)))
 def test_optimum_of_a_hybrid_is_that_of_brute_force(backend: str, count: int) -> None:

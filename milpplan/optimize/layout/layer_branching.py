@@ -113,13 +113,15 @@ def _moves(state: LayoutState, layers: IntArray, path: CriticalPath) -> list[Int
     gain[layers <= low] = -1.0
     gain[:, layers >= high] = -1.0
     order = np.argsort(-gain, axis=None, kind="stable")[:CANDIDATES]
-    splits = []
+    splits, places = [], sorted(set(range(int(layers.sum()) + 1)) - context.taking)
+    reach = max(np.diff(places)) // 2 + 1
     for source, target in zip(*np.unravel_index(order, gain.shape), strict=True):
         if gain[source, target] > 0:
             split = layers.copy()
             split[source] -= 1
             split[target] += 1
-            splits.append(split)
+            # Where stages may not start anywhere, the move goes on to the next place.
+            splits.append(rounded_layers(context, layers + reach * (split - layers)) if context.taking else split)
     return splits
 
 

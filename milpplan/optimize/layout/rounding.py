@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 
 from milpplan.optimize.layout.stage_options import LayoutContext, Menu
-from milpplan.optimize.space.plan_space import even_splits, in_parts
+from milpplan.optimize.space.plan_space import even_splits, in_parts, place_bounds
 from milpplan.problem import PAIRED_SCHEDULES, SPLIT_SCHEDULES, V_SCHEDULES, Layout, Plan, Recompute, VirtualStage
 from milpplan.simulation import FloatArray, IntArray, StageOptions
 from milpplan.simulation.layers import Phase
@@ -122,20 +122,7 @@ def chunk_paths(layout: Layout) -> list[CriticalPath]:
     return paths
 
 
-def _positions(context: LayoutContext) -> list[tuple[int, ...]]:
-    """Return the layers of each run among the first t layers, t = 0 .. L."""
-    placed = [0] * len(context.runs)
-    states = [tuple(placed)]
-    for run, (_, length) in enumerate(context.runs):
-        for _ in range(length):
-            placed[run] += 1
-            states.append(tuple(placed))
-    return states
-
-
-def _moves(
-    context: LayoutContext, menu: Menu, costs: FloatArray, states: list[tuple[int, ...]]
-) -> tuple[IntArray, IntArray, IntArray]:
+def _moves(context: LayoutContext, menu: Menu, costs: FloatArray) -> tuple[IntArray, IntArray, IntArray]:
     """Return all (start position, end position, item) whose item continues the layer sequence.
 
     Of items with equal layers only the cheapest counts.
@@ -144,21 +131,13 @@ def _moves(
     for item in np.argsort(costs, kind="stable").tolist():
         cheapest.setdefault(tuple(menu.runs[item].tolist()), item)
     items = np.array(list(cheapest.values()), dtype=np.int64)
-    if len(context.runs) == 1:
-        layers = len(states) - 1
-        starts, chosen = np.meshgrid(np.arange(layers + 1), items, indexing="ij")
-        ends = starts + menu.layers[chosen]
-        keep = ends <= layers
-        return starts[keep], ends[keep], chosen[keep]
-    index = {state: position for position, state in enumerate(states)}
-    triples = []
-    for counts, item in cheapest.items():
-        for start, state in enumerate(states):
-            end = index.get(tuple(a + b for a, b in zip(state, counts, strict=True)), -1)
-            if end >= 0:
-                triples.append((start, end, item))
-    table = np.array(triples, dtype=np.int64).reshape(-1, 3)
-    return table[:, 0], table[:, 1], table[:, 2]
+    first, last = place_bounds(context.runs, menu.runs[items])
+    each = last - first + 1
+    starts = np.arange(each.sum()) + np.repeat(first - each.cumsum() + each, each)
+    chosen = np.repeat(items, each)
+    # Of equally good moves to an end the first is taken.
+    order = np.argsort(starts, kind="stable") if len(context.runs) == 1 else slice(None)
+    return starts[order], (starts + menu.layers[chosen])[order], chosen[order]
 
 
 def best_choice(
@@ -168,13 +147,12 @@ def best_choice(
 
     Exact for these costs, by dynamic programming over (stage, layers placed); None if the layers cannot be placed.
     """
-    states = _positions(context)
-    width = len(states)
+    width = context.problem.model.num_layers + 1
     value = np.full(width, np.inf)
     value[0] = 0.0
     trail: list[tuple[IntArray, IntArray]] = []
     for menu, costs in zip(menus, item_costs, strict=True):
-        starts, ends, items = _moves(context, menu, costs, states)
+        starts, ends, items = _moves(context, menu, costs)
         total = np.maximum(value[starts], costs[items]) if bottleneck else value[starts] + costs[items]
         order = np.lexsort((total, ends))
         ends_sorted = ends[order]
@@ -212,6 +190,8 @@ def rounded_layers(context: LayoutContext, layers: FloatArray) -> IntArray:
     stage limits."""
     splits = even_splits(context.problem, context.layout)
     min_layers, max_layers = np.array(context.layer_bounds, dtype=np.int64).T
+    if splits is None and context.taking:
+        return _layers_between_selections(context, layers)
     if splits is not None:
         # The allowed split with the minimum summed distance.
         table = np.array(splits, dtype=np.int64).reshape(-1, context.num_stages)
@@ -229,6 +209,24 @@ def rounded_layers(context: LayoutContext, layers: FloatArray) -> IntArray:
         furthest = movable[np.argsort(step * (whole - layers)[movable], kind="stable")]
         whole[furthest[: abs(missing)]] += step
     return whole
+
+
+def _layers_between_selections(context: LayoutContext, layers: FloatArray) -> IntArray:
+    """Return the split of minimum summed distance to fractional ends of stages, where no stage starts with a layer
+    that takes the keys of the layer before: by dynamic programming over (stage, end); zeros without any, [J]."""
+    total = context.problem.model.num_layers
+    places = np.array(sorted(set(range(total + 1)) - context.taking))
+    size, value, trail = places[:, None] - places, np.where(places == 0, 0.0, np.inf), list[IntArray]()
+    for (low, high), end in zip(context.layer_bounds, np.cumsum(layers), strict=True):
+        reached = np.where((low <= size) & (size <= high), value, np.inf)
+        trail.append(reached.argmin(axis=1))
+        value = reached.min(axis=1) + np.abs(places - end)
+    place, ends = len(places) - 1, list[int]()
+    for before in reversed(trail):
+        ends.append(int(places[place]))
+        place = int(before[place])
+    whole = np.diff(ends[::-1], prepend=0)
+    return whole if np.isfinite(value[-1]) else np.zeros_like(whole)
 
 
 @dataclass(slots=True)
@@ -328,7 +326,7 @@ def fitted_plan(context: LayoutContext, layers: IntArray, memo: StageMemo | None
     ``memo`` is kept between plans of a layout.
     """
     kinds = context.problem.model.layer_kinds
-    if int(layers.sum()) != len(kinds):
+    if int(layers.sum()) != len(kinds) or not context.taking.isdisjoint(np.cumsum(layers).tolist()):
         return None
     if context.first_full is not None or in_parts(context.problem):
         return _uniform_recompute_plan(context, layers, memo or StageMemo(context.layout, context.costs))

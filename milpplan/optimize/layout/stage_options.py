@@ -124,6 +124,8 @@ class LayoutContext:
     first_full: int | None = None
     """Number of first layers of every virtual stage that are fully recomputed, while the others are not; None: any
     counts."""
+    taking: frozenset[int] = frozenset()
+    """Layers with which no virtual stage starts (``ModelSpec.taking_layers``)."""
     min_fullest_stage: int = 0
     """Interleaved: minimum layers of the fullest virtual stage before the last chunks."""
 
@@ -143,6 +145,7 @@ class LayoutContext:
             bounds,
             rank_bounds=ranks,
             capacities=capacities,
+            taking=problem.model.taking_layers,
         )
 
     def on_rank(self, rank: int) -> LayoutContext:
@@ -231,14 +234,15 @@ class LayoutContext:
         total = self.problem.model.num_layers
         first, last = layers_up_to(self.layer_bounds, total)
         earliest, latest = place_bounds(self.runs, np.array(counts))
-        size = np.array(counts).sum(axis=1)
+        size, taking = np.array(counts).sum(axis=1), list(self.taking)
+        legal = ~(np.isin(latest, taking) | ((earliest == latest) & np.isin(latest + size, taking)))
         earliest = np.maximum(earliest, first[stage] - size)
         latest = np.minimum(latest, total - last[stage])
         if stage > 0:
             earliest = np.maximum(earliest, first[stage - 1])
         if stage + 1 < self.num_stages:
             latest = np.minimum(latest, total - last[stage + 1] - size)
-        return [count for count, fits in zip(counts, earliest <= latest, strict=True) if fits]
+        return [count for count, fits in zip(counts, legal & (earliest <= latest), strict=True) if fits]
 
     def ends_fit(self) -> bool:
         """Return True if the ranks with the ends of the model have capacity for these without any layers."""
@@ -350,6 +354,8 @@ def _affordable(
     total = np.zeros(len(full))
     before = 0
     for (kind, _), count in zip(context.runs, counts, strict=True):
+        if not count:
+            continue
         wholly = np.clip(full - before, 0, count)
         selectively = np.clip(full + selective - before, 0, count) - wholly
         layers, price_full, price_selective = prices.price[:, kind]

@@ -80,7 +80,7 @@ from milpplan.simulation import (
     unique_rows,
     usable_memory_bytes,
 )
-from milpplan.simulation.bulk import uniform_plan
+from milpplan.simulation.bulk import has_uniform_plan, uniform_plan
 from milpplan.simulation.mixed_costs import AnyTable, ReplicaCosts
 from milpplan.simulation.stages import StageMemo
 
@@ -576,8 +576,7 @@ def _weight(problem: Problem, layout: Layout) -> Fraction:
 
 def _uniform_plans(problem: Problem, layout: Layout, costs: RankCosts, weight: Fraction) -> list[tuple[int, Plan]]:
     """Return objective and plan of every recompute mode that fits."""
-    layers, stages = problem.model.num_layers, layout.num_virtual_stages
-    if -(-layers // stages) * (stages - 1) > layers:
+    if not has_uniform_plan(problem.model, layout.num_virtual_stages):
         return []
     plans = [uniform_plan(problem, layout, mode) for mode in problem.recompute_modes]
     steps = [fitting_step_ns(problem, plan, costs) for plan in plans]

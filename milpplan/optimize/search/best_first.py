@@ -17,7 +17,6 @@ import numpy.typing as npt
 from milpplan.optimize import Progress, SolveContext, objective_weights
 from milpplan.optimize.bounds.closed_form import SAFETY
 from milpplan.optimize.bounds.cluster_bounds import cluster_bounds, cluster_uniform_bounds
-from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.context import deferred, progress_unit, threshold
 from milpplan.optimize.layout.stage_options import fitting_step_ns
 from milpplan.optimize.search.closed_layouts import FATES, ClosedLayouts, PruneRecord
@@ -36,6 +35,7 @@ from milpplan.simulation import (
     least_held_bytes,
     usable_memory_bytes,
 )
+from milpplan.simulation.bulk import has_uniform_plan, uniform_plan
 from milpplan.simulation.bulk.simulate_many import simulate_known, together
 from milpplan.simulation.mixed_costs import ReplicaCosts
 from milpplan.simulation.scenario_costs import ScenarioCosts, Scenarios, ScenarioTable, SearchTable
@@ -484,7 +484,7 @@ class Search:
     def simulate_uniform_plans(self, max_plans: int) -> None:
         """Simulate at most ``max_plans`` uniform plans in the order of their bounds. In the uniform space this
         decides every layout."""
-        modes, layers = self.problem.recompute_modes, self.problem.model.num_layers
+        modes = self.problem.recompute_modes
         known = np.sort(self.promising)
         step_ns = np.where(self.explored.simulated[known], np.inf, self.explored.uniform_ns[known])
         values = step_ns * self.explored.weights[known, None]
@@ -503,9 +503,9 @@ class Search:
                 break
             row, mode = int(rows[index]), int(mode_indices[index])
             layout = self.explored.space.at(row)
-            stages, step = layout.num_virtual_stages, None
+            step = None
             # Stages of ceil(L / J) layers may use up more than all layers before the last stage.
-            if -(-layers // stages) * (stages - 1) <= layers:
+            if has_uniform_plan(self.problem.model, layout.num_virtual_stages):
                 step = self.evaluate(row, uniform_plan(self.problem, layout, modes[mode]))
             self.explored.uniform_ns[row, mode] = np.inf if step is None else step
             self.explored.simulated[row, mode] = True

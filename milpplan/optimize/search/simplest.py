@@ -19,11 +19,11 @@ from typing import Final
 
 import numpy as np
 
-from milpplan.optimize.bounds.uniform_plans import uniform_plan
 from milpplan.optimize.search.best_first import Search
 from milpplan.optimize.space.plan_space import in_space, with_used_modules
 from milpplan.problem import Layout, Plan, VirtualStage
 from milpplan.simulation import usable_memory_bytes
+from milpplan.simulation.bulk import has_uniform_plan, uniform_plan
 from milpplan.simulation.mixed_costs import ReplicaCosts
 from milpplan.simulation.scenario_costs import ScenarioCosts
 
@@ -139,11 +139,10 @@ class _Choice:
         values[explored.uniform_ns > explored.limits_ns[:, None]] = np.inf
         rows, modes = np.nonzero(values <= self.limit)
         considered = np.argsort(values[rows, modes], kind="stable")[:CONSIDERED]
-        layers, candidates = problem.model.num_layers, list[tuple[Simplicity, float, int, int, Plan]]()
+        candidates = list[tuple[Simplicity, float, int, int, Plan]]()
         for row, mode in zip(rows[considered].tolist(), modes[considered].tolist(), strict=True):
             layout = explored.space.at(row)
-            stages = layout.num_virtual_stages
-            if -(-layers // stages) * (stages - 1) <= layers:
+            if has_uniform_plan(problem.model, layout.num_virtual_stages):
                 plan = uniform_plan(problem, layout, problem.recompute_modes[mode])
                 candidates.append((simplicity(plan, self.untested), float(values[row, mode]), row, mode, plan))
         for order, value, row, mode, plan in sorted(candidates, key=itemgetter(0, 1)):

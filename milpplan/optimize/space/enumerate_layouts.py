@@ -154,7 +154,6 @@ DEGREE_RULES: dict[str, Rule] = {
     "kv_heads_multiple_or_divisor_of_tp": _kv_heads_fit,
     "intermediate_size_divisible_by_tp": lambda p, c: _all_divide(_widths(p), c["tp"]),
     "sequence_divisible_by_twice_cp": lambda p, c: (c["cp"] == 1) | (p.job.sequence_length % (2 * c["cp"]) == 0),
-    "shared_selections_need_one_stage": lambda p, c: (c["pp"] == 1) | (not p.model.taking_layers),
     "pp_not_above_stages": lambda p, c: c["pp"] <= max_virtual_stages(p),
     "batch_divisible_by_dp": lambda p, c: c["global_batch_size"] % c["dp"] == 0,
 }
@@ -575,7 +574,7 @@ def kept_rules(problem: Problem, columns: LayoutColumns) -> dict[str, BoolArray]
         | SHARDING_RULES
     )
     rules |= stage_rules(problem) | INFERENCE_RULES | HYBRID_RULES | HYBRID_SHARDING_RULES | KEPT_SHARDING_RULES
-    rules.pop("layers_split_uniformly")
+    rules.pop("layers_split_into_stages")
     rules.pop("one_schedule_without_pipeline")
     rules |= CLUSTER_RULES | CLUSTER_ORDER_RULES if problem.other_hardware else {}
     if _experts(problem):

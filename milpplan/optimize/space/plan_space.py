@@ -5,13 +5,14 @@ The model's layers are runs of equal layers, which a split cuts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 
 from milpplan.problem import NO_MODULES, Layout, Plan, Problem, Recompute
-from milpplan.simulation import IntArray
-from milpplan.simulation.bulk import uniform_plan
+from milpplan.simulation import BoolArray, IntArray
+from milpplan.simulation.bulk import has_uniform_plan, uniform_plan
 
 
 def layer_bounds(problem: Problem, layout: Layout) -> tuple[tuple[int, int], ...]:
@@ -37,7 +38,7 @@ def splits_into(problem: Problem, vpp: int, num_stages: int) -> tuple[tuple[int,
     are free.
 
     The ends hold 0 to ceil(L / J) layers each. Of the inner stages the first hold ceil, the others floor (at least
-    one), as many of each as the total demands.
+    one), as many of each as the total demands. None starts with a layer that takes the keys of the layer before.
     """
     if vpp == 1 or problem.interleaved_layers != "even":
         return None
@@ -49,7 +50,30 @@ def splits_into(problem: Problem, vpp: int, num_stages: int) -> tuple[tuple[int,
             larger = layers - first - last - small * inner
             if 0 <= larger <= inner * (large - small):
                 splits.append((first, *(large,) * larger, *(small,) * (inner - larger), last))
-    return tuple(splits)
+    taking = problem.model.taking_layers
+    return tuple(split for split in splits if taking.isdisjoint(accumulate(split))) if taking else tuple(splits)
+
+
+def splits_exist(problem: Problem, c: Mapping[str, IntArray]) -> BoolArray:
+    """Keep layouts that some split of the layers suits.
+
+    Uniform space: ceil(L / J) layers in all virtual stages but the last, which gets the rest. Selections do not
+    cross stages: no virtual stage starts with a layer that takes the keys of the layer before. Source:
+    Megatron-LM@d98e8a64 core/models/gpt/experimental_attention_variant_module_specs.py
+    (``_validate_dsa_index_share_pipeline_split``).
+    """
+    layers, stages, taking = problem.model.num_layers, c["pp"] * c["vpp"], problem.model.taking_layers
+    if problem.space.kind == "uniform":
+        kept = np.asarray(layers - -(-layers // stages) * (stages - 1) >= 1)
+    else:
+        kept = stages <= layers + 2 - len(taking)
+    if taking:
+        pairs = list(zip(c["vpp"].tolist(), stages.tolist(), strict=True))
+        split = {pair: splits_into(problem, *pair) != () for pair in set(pairs)}
+        if problem.space.kind == "uniform":
+            split = {pair: has_uniform_plan(problem.model, pair[1]) for pair in set(pairs)}
+        kept &= np.array([split[pair] for pair in pairs], dtype=np.bool_)
+    return kept
 
 
 def fewest_inner_layers(problem: Problem, vpp: int, num_stages: int) -> int:
@@ -136,6 +160,8 @@ def in_space(problem: Problem, plan: Plan) -> bool:
     sizes = [stage.num_layers for stage in plan.virtual_stages]
     splits = even_splits(problem, plan.layout)
     if splits is not None and tuple(sizes) not in splits:
+        return False
+    if not problem.model.taking_layers.isdisjoint(accumulate(sizes)):
         return False
     low, high = np.array(bounds).T
     within_bounds = bool(((low <= sizes) & (sizes <= high)).all())

@@ -33,6 +33,7 @@ from milpplan.optimize.space.layout_space import (
     expand,
     num_rows,
 )
+from milpplan.optimize.space.plan_space import splits_exist
 from milpplan.problem import (
     MODULE_SETS,
     OFFLOAD_SETS,
@@ -310,16 +311,6 @@ def max_virtual_stages(problem: Problem) -> int:
     return problem.model.num_layers + 2 * (problem.space.kind == "free")
 
 
-def _splits_evenly(problem: Problem, stages: IntArray) -> BoolArray:
-    """Uniform space: keep splits with ceil(L / J) layers in all virtual stages but the last, which
-    gets the rest."""
-    if problem.space.kind == "free":
-        return np.ones(len(stages), dtype=np.bool_)
-    layers = problem.model.num_layers
-    each = -(-layers // stages)
-    return np.asarray(layers - each * (stages - 1) >= 1)
-
-
 def _has_v(problem: Problem) -> bool:
     return not V_SCHEDULES.isdisjoint(problem.schedules)
 
@@ -345,7 +336,7 @@ SPLIT_RULES: dict[str, Rule] = {
     "interleaved_micro_batches_divisible_by_pp": lambda p, c: (
         (c["vpp"] == 1) | (c["num_micro_batches"] % c["pp"] == 0) | ((c["vpp"] == 2) & _has_v(p))
     ),
-    "layers_split_uniformly": lambda p, c: _splits_evenly(p, c["pp"] * c["vpp"]),
+    "layers_split_into_stages": splits_exist,
 }
 
 SCHEDULE_RULES: dict[str, Rule] = {

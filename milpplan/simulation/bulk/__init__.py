@@ -7,6 +7,6 @@ from typing import TYPE_CHECKING
 from milpplan.library import lazy_exports
 
 if TYPE_CHECKING:
-    from milpplan.simulation.bulk.simulate_many import uniform_plan
+    from milpplan.simulation.bulk.simulate_many import has_uniform_plan, uniform_plan
 else:
     __getattr__ = lazy_exports(__name__, __file__)

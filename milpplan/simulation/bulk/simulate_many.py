@@ -29,6 +29,7 @@ from milpplan.problem import (
     V_SCHEDULES,
     Layout,
     MixtureOfExperts,
+    ModelSpec,
     Plan,
     Problem,
     Range,
@@ -92,6 +93,14 @@ def even_chunks(num_layers: int, num_stages: int) -> list[tuple[int, int]]:
     """
     size = -(-num_layers // num_stages)
     return [(min(j * size, num_layers), min((j + 1) * size, num_layers)) for j in range(num_stages)]
+
+
+def has_uniform_plan(model: ModelSpec, num_stages: int) -> bool:
+    """Return True if the layers fill all virtual stages of a uniform plan but the last, and no stage starts with a
+    layer that takes the keys of the layer before."""
+    size = -(-model.num_layers // num_stages)
+    starts = range(size, size * num_stages, size)
+    return size * (num_stages - 1) <= model.num_layers and model.taking_layers.isdisjoint(starts)
 
 
 def uniform_plan(problem: Problem, layout: Layout, mode: str) -> Plan:
@@ -509,6 +518,8 @@ def _rules(problem: Problem, c: LayoutColumns) -> Iterator[BoolArray]:
         for heads in kind.exchanged_heads:
             yield (c.cp == 1) | (heads % (c.tp * c.cp) == 0)
     yield job.sequence_length % c.cp == 0
+    if problem.model.taking_layers:
+        yield np.array([has_uniform_plan(problem.model, number) for number in (c.pp * c.vpp).tolist()])
     heads = problem.model.common_heads
     if c.any_of("recompute_modules"):
         priced = priced_sets(c.recompute_modules, MODULE_SETS, problem.prices_modules)
