@@ -304,7 +304,7 @@ def test_a_step_of_grpo_is_one_plan(tmp_path: Path) -> None:
         (("--alignment", "grpo", "--rollout-apart", "--rollout-seconds", "3", "--rollout-memory", "1"), "apart"),
         (("--alignment", "dpo", "--inference"), "beside inference is not modelled"),
         (("--alignment", "dpo", "--mtp-layers", "1"), "beside layers of multi-token prediction is not modelled"),
-        (("--alignment", "dpo", "--target", "torchtitan"), "trains on the next token"),
+        (("--alignment", "dpo", "--target", "torchtitan"), "DPO with a frozen reference"),
         (("--alignment", "dpo", "--fix", "micro_batch_size=1"), "pairs"),
     ],
 )
