@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from milpplan.problem.plan import VirtualStage as VirtualStage
     from milpplan.problem.problem import Job as Job
     from milpplan.problem.problem import Problem as Problem
-    from milpplan.problem.problem import Range as Range
     from milpplan.problem.problem import Space as Space
+    from milpplan.problem.records import Range as Range
     from milpplan.problem.scenarios import Scenario as Scenario
     from milpplan.simulation.bulk.simulate_many import BulkSteps as BulkSteps
     from milpplan.simulation.bulk.simulate_many import simulate_many as simulate_many

@@ -62,9 +62,9 @@ HOMES: Final[dict[str, tuple[str, ...]]] = {
     "milpplan.problem.problem": (
         "Job",
         "Problem",
-        "Range",
         "Space",
     ),
+    "milpplan.problem.records": ("Range",),
     "milpplan.switching.routes": ("Links",),
     "milpplan.switching.planning": (
         "best_order",

@@ -19,6 +19,7 @@ from milpplan.problem import (
     SCHEDULES,
     TP_OVERLAPS,
     HardwareSpec,
+    Images,
     Job,
     Layout,
     ModelSpec,
@@ -262,6 +263,7 @@ def problem_of(
         lora=_lora(spec, job.get("lora_rank"), job.get("lora_modules")),
         vision_tokens=job.get("vision_tokens") or 0,
         image_tokens=job.get("image_tokens"),
+        images=_images(job["images"]) if job.get("images") else None,
         frozen=tuple(dict.fromkeys(choice(name, "--freeze", FROZEN_PARTS) for name in job.get("freeze") or ())),
         mtp_layers=job.get("mtp_layers") or 0,
         expert_imbalance=job.get("expert_imbalance") or 1.0,
@@ -274,6 +276,24 @@ def problem_of(
     parts = {"model": spec, "hardware": first, "job": asked, "space": declared, "other_hardware": others}
     problem = record(Problem, "the command line", **parts)
     return with_margin(narrowed(problem, fix, allow, schedule), job.get("memory_margin"))
+
+
+def _images(text: str) -> Images:
+    """Read ``--images``: numbers of images and their shares, ``N:SHARE`` with commas between them.
+
+    Raises:
+        InvalidInputError: the words are no such pairs.
+    """
+    pairs = [part.partition(":")[::2] for part in text.split(",")]
+    try:
+        numbers, shares = tuple(int(number) for number, _ in pairs), tuple(float(share) for _, share in pairs)
+    except ValueError as error:
+        raise InvalidInputError(
+            f"--images is {shown(text)}.",
+            "Expected numbers of images and their shares of the sequences, such as 0:0.5,1:0.3,4:0.2.",
+            "Correct --images.",
+        ) from error
+    return record(Images, f"--images {shown(text)}", numbers=numbers, shares=shares)
 
 
 def _lora(model: ModelSpec, rank: int | None, modules: str | None) -> dict[str, Any] | None:

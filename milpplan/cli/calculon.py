@@ -34,6 +34,7 @@ FROM_FILES: Final = (
     "muon_tp_mode",
     "vision_tokens",
     "image_tokens",
+    "images",
     "alignment",
     "reference",
     "rollout_seconds",

@@ -222,6 +222,15 @@ ImageTokens = Annotated[
         rich_help_panel=JOB,
     ),
 ]
+ImageShares = Annotated[
+    str | None,
+    typer.Option(
+        "--images",
+        metavar="N:SHARE,...",
+        help="Shares of the sequences by their images, such as 0:0.5,1:0.3,4:0.2, instead of --vision-tokens.",
+        rich_help_panel=JOB,
+    ),
+]
 AlignmentName = Annotated[
     str | None,
     typer.Option(

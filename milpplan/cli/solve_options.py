@@ -57,6 +57,7 @@ class SolveWords:
     muon_tp_mode: o.MuonTpMode = None
     vision_tokens: o.VisionTokens = None
     image_tokens: o.ImageTokens = None
+    images: o.ImageShares = None
     alignment: o.AlignmentName = None
     reference: o.ReferenceName = None
     rollout_seconds: o.RolloutSeconds = None
@@ -176,6 +177,7 @@ class SolveWords:
             "muon_tp_mode": self.muon_tp_mode,
             "vision_tokens": self.vision_tokens,
             "image_tokens": self.image_tokens,
+            "images": self.images,
             "alignment": self.alignment,
             "reference": self.reference,
             "rollout_seconds": self.rollout_seconds,

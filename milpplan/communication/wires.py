@@ -40,7 +40,7 @@ from milpplan.simulation.layers.kernels import BF16_BYTES, FP32_BYTES
 from milpplan.simulation.layers.layer_time import exchanged_bytes, latent_input_bytes
 from milpplan.simulation.layers.shard import ALLGATHER, ALLTOALL, DEEPEP, gathered_token_bytes
 from milpplan.simulation.layers.sparse_attention import gathered_key_width, indexer_input_bytes, selected_keys
-from milpplan.simulation.layers.vision import encoder_columns, encoder_problem
+from milpplan.simulation.layers.vision import encoder_columns, encoder_problem, mean_patches
 from milpplan.simulation.muon import MatrixUpdates
 from milpplan.simulation.network import all_to_all_bytes, placement, wire_factor
 from milpplan.simulation.network.collectives import PASSES, Operation, copies_sent
@@ -251,7 +251,8 @@ def end_messages(problem: Problem, is_head: bool, columns: LayoutColumns) -> lis
     ]
     if not is_head:
         embedding = embedding if problem.job.trains("embedding") else _forwards(embedding)
-        return embedding + _encoder_messages(problem, columns) if problem.job.vision_tokens else embedding
+        has_images = problem.job.vision_tokens or problem.job.images
+        return embedding + _encoder_messages(problem, columns) if has_images else embedding
     if problem.inference:
         # Only the last token of every sequence has logits (``embedding_and_head``).
         logits = BF16_BYTES * columns.micro_batch_size * padded_vocab_size(problem.model.vocab_size, columns.tp)
@@ -280,7 +281,7 @@ def _encoder_messages(problem: Problem, columns: LayoutColumns) -> list[Message]
     """List the messages of the encoder of images. Source: see ``milpplan.simulation.layers.vision``."""
     vision, part = problem.model.vision, encoder_problem(problem)
     assert vision is not None
-    shard = Shard.of(part, encoder_columns(problem.model, columns))
+    shard = Shard.of(part, encoder_columns(problem.model, columns, mean_patches(problem, columns)))
     divided, again = (shard.columns.tp > 1).astype(np.float64), columns.recompute_vision.astype(np.float64)
     messages = []
     for kind in vision.layers:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         CompressedAttention,
         DenseMlp,
         GroupedQueryAttention,
+        Images,
         Indexer,
         LatentAttention,
         LayerRun,
@@ -113,12 +114,12 @@ if TYPE_CHECKING:
         Mixing,
         NodeGroup,
         Problem,
-        Range,
         Reference,
         Rollout,
         Space,
     )
     from milpplan.problem.reading import nearest, parse_json, read_bytes, read_text, validated
+    from milpplan.problem.records import Range
     from milpplan.problem.scenarios import Scenario, default_scenarios, in_scenario, scenario_of
 else:
     __getattr__ = lazy_exports(__name__, __file__)

@@ -7,12 +7,14 @@ Field names follow Hugging Face ``config.json``. The formulas stand elsewhere: p
 from __future__ import annotations
 
 from math import gcd
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
 from milpplan.problem.plan import OFFLOAD_MODULES, RECOMPUTE_MODULES, OffloadModule, RecomputeModule
-from milpplan.problem.records import Count, PositiveInt, Record
+from milpplan.problem.records import Count, PositiveFloat, PositiveInt, Record
+
+MAX_IMAGES: Final = 2**22
 
 
 class BlockIndexer(Record):
@@ -445,6 +447,61 @@ class VisionEncoder(Record):
         heads = [heads for run in self.layers for heads in run.head_counts]
         widths = [run.mlp.intermediate_size for run in self.layers if isinstance(run.mlp, DenseMlp)]
         return (*heads, *widths, *(projector.widths[1] for projector in self.projectors if projector.widths[2:]))
+
+
+class Images(Record):
+    """Distribution of the images of a sequence: shares by number, relative to each other. Sequences are drawn
+    independently, and all images have the same number of tokens."""
+
+    numbers: Annotated[tuple[Count, ...], Field(min_length=1, max_length=1000)]
+    shares: tuple[PositiveFloat, ...]
+
+    @model_validator(mode="after")
+    def _numbers_have_shares(self) -> Images:
+        if len(self.shares) != len(self.numbers):
+            raise ValueError(f"{len(self.numbers)} numbers need as many shares, not {len(self.shares)}")
+        if len({*self.numbers}) < len(self.numbers) or not self.maximum:
+            raise ValueError(f"numbers must differ, one of them above 0, got {', '.join(map(str, self.numbers))}")
+        return self
+
+    @property
+    def mean(self) -> float:
+        """Mean number of images."""
+        pairs = zip(self.numbers, self.shares, strict=True)
+        return sum(number * share for number, share in pairs) / sum(self.shares)
+
+    @property
+    def maximum(self) -> int:
+        """Maximum number of images."""
+        return max(self.numbers)
+
+    @property
+    def text(self) -> str:
+        """Words for the numbers and their mean."""
+        return f"{min(self.numbers):,} to {self.maximum:,} images a sequence, {self.mean:.3g} on average"
+
+    def check(self, image_tokens: int, sequence_length: int, num_sequences: int) -> None:
+        """Check that the images fit into a sequence and can be counted over a step.
+
+        Args:
+            image_tokens: tokens of an image; 0 if neither job nor model states it.
+            sequence_length: tokens of a sequence.
+            num_sequences: sequences of a step.
+
+        Raises:
+            ValueError: they do not.
+        """
+        if not image_tokens:
+            raise ValueError("images of this model have no fixed size: state image_tokens")
+        if self.maximum * image_tokens > sequence_length:
+            raise ValueError(
+                f"{self.maximum} images of {image_tokens} tokens exceed sequence_length={sequence_length}"
+            )
+        if self.maximum * num_sequences > MAX_IMAGES:
+            raise ValueError(
+                f"{num_sequences} sequences of up to {self.maximum} images: expected at most {MAX_IMAGES} images; "
+                "state their mean, vision_tokens"
+            )
 
 
 class ModelSpec(Record):

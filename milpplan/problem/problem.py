@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, model_validator
 
 from milpplan.problem.hardware import PRECISIONS, QUANTIZATIONS, HardwareSpec, PrecisionName, Quantization
-from milpplan.problem.model import LinearModule, ModelSpec
+from milpplan.problem.model import Images, LinearModule, ModelSpec
 from milpplan.problem.plan import (
     HELD_BY_MOE,
     NO_MODULES,
@@ -26,7 +26,7 @@ from milpplan.problem.plan import (
     TpOverlap,
     module_set,
 )
-from milpplan.problem.records import Count, PositiveFloat, PositiveInt, Record
+from milpplan.problem.records import Count, PositiveFloat, PositiveInt, Range, Record
 
 MAX_GPUS: Final = 1_048_576
 MAX_BATCH: Final = 1_048_576
@@ -51,25 +51,6 @@ class NodeGroup(Record):
     hardware: HardwareSpec
     num_gpus: PositiveInt
     """Accelerators of all nodes of this type together."""
-
-
-class Range(Record):
-    """Inclusive range of integers, in steps."""
-
-    minimum: PositiveInt
-    maximum: PositiveInt
-    step: PositiveInt = 1
-
-    @model_validator(mode="after")
-    def _order(self) -> Range:
-        if self.maximum < self.minimum:
-            raise ValueError(f"maximum={self.maximum} is below minimum={self.minimum}")
-        return self
-
-    @property
-    def values(self) -> tuple[int, ...]:
-        """All values of the range."""
-        return tuple(range(self.minimum, self.maximum + 1, self.step))
 
 
 class Lora(Record):
@@ -201,6 +182,8 @@ class Job(Record):
     them."""
     image_tokens: PositiveInt | None = None
     """Tokens of an image; None: those that the model fixes, else all ``vision_tokens`` are of one image."""
+    images: Images | None = None
+    """Distribution of the images of a sequence, in place of ``vision_tokens``; None: all have the mean."""
     alignment: Alignment | None = None
     """Training on preferences or rewards; None: on the next token."""
     rollout: Rollout | None = None
@@ -283,6 +266,8 @@ class Job(Record):
     def vision_text(self) -> str:
         """Words for the images of the job; empty without any."""
         size = f" in images of {self.image_tokens:,} tokens" if self.image_tokens else ""
+        if self.images is not None:
+            return self.images.text + size.replace(" in images", ",", 1)
         return f"{self.vision_tokens:,} image tokens a sequence{size}" if self.vision_tokens else ""
 
     def trains(self, part: FrozenPart) -> bool:
@@ -628,7 +613,7 @@ class Problem(Record):
     def _check_images(self) -> None:
         job, vision = self.job, self.model.vision
         if vision is None:
-            if job.vision_tokens or job.image_tokens or "vision" in job.frozen:
+            if job.vision_tokens or job.image_tokens or job.images or "vision" in job.frozen:
                 raise ValueError(f"{self.model.name} has no vision encoder: leave images and frozen vision out")
             return
         if job.vision_tokens > job.sequence_length:
@@ -640,6 +625,10 @@ class Problem(Record):
             raise ValueError(
                 f"image_tokens={job.image_tokens}, and images of {self.model.name} have {vision.tokens_per_image}"
             )
+        if job.images is not None:
+            if job.vision_tokens or job.alignment or len(self.node_types) > 1:
+                raise ValueError("images beside vision_tokens, alignment or several node types are not modelled")
+            job.images.check(self.image_tokens, job.sequence_length, max(job.global_batch_values))
 
     def _check_optimizer(self) -> None:
         job = self.job
@@ -663,12 +652,18 @@ class Problem(Record):
     def image_tokens(self) -> int:
         """Tokens of an image, at most those of a sequence's images."""
         fixed = None if self.model.vision is None else self.model.vision.tokens_per_image
-        return min(self.job.image_tokens or fixed or self.job.vision_tokens, self.job.vision_tokens)
+        stated = self.job.image_tokens or fixed or self.job.vision_tokens
+        return stated if self.job.images else min(stated, self.job.vision_tokens)
+
+    @property
+    def vision_tokens(self) -> float:
+        """Mean tokens of a sequence that come from images."""
+        return self.image_tokens * self.job.images.mean if self.job.images else self.job.vision_tokens
 
     @property
     def recomputes_vision(self) -> bool:
         """True if the encoder of images has activations that a layout may recompute."""
-        return self.job.vision_tokens > 0 and self.job.trains("vision")
+        return bool(self.job.images or self.job.vision_tokens) and self.job.trains("vision")
 
     def check_node_types(self) -> None:
         """Check the fields that name node types.

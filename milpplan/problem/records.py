@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Record(BaseModel):
@@ -20,3 +20,22 @@ Computed = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, le=1e30)]
 NonNegativeFloat = Annotated[float, Field(ge=0, le=1e30)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+class Range(Record):
+    """Inclusive range of integers, in steps."""
+
+    minimum: PositiveInt
+    maximum: PositiveInt
+    step: PositiveInt = 1
+
+    @model_validator(mode="after")
+    def _order(self) -> Range:
+        if self.maximum < self.minimum:
+            raise ValueError(f"maximum={self.maximum} is below minimum={self.minimum}")
+        return self
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """All values of the range."""
+        return tuple(range(self.minimum, self.maximum + 1, self.step))

@@ -404,7 +404,8 @@ def layout_costs(problem: Problem, columns: LayoutColumns) -> CostTable:
     Returns:
         Constants, nanoseconds and bytes, that all n layouts refer to.
     """
-    rows, index = distinct(columns, COST_KEYS, ("rank_order",))
+    keys = COST_KEYS if problem.job.images is None else (*COST_KEYS, "global_batch_size")
+    rows, index = distinct(columns, keys, ("rank_order",))
     part = columns.take(rows)
     costs = _constants(problem, part)
     return CostTable(offloaded(problem, part, costs) if part.any_of(*HOSTED) else costs, index)
@@ -646,11 +647,13 @@ def distinct_layers(problem: Problem, columns: LayoutColumns) -> tuple[IntArray,
     """Find representatives and inverse (``unique_rows``) of the layouts with distinct layers.
 
     In milpplan's own cost model, the times of a layer depend on the order of ranks only through the positions of
-    its groups in the network. These are the key, because they are the same for many strides.
+    its groups in the network. These are the key, because they are the same for many strides. A distribution of
+    images adds the sequences of a replica and the number of replicas.
     """
+    keys = LAYER_KEYS if problem.job.images is None else (*LAYER_KEYS, "global_batch_size", "dp")
     if not columns.rank_order.any() or not has_own_times(problem):
-        return distinct(columns, LAYER_KEYS, ("rank_order", "dp", "pp"))
-    return unique_rows(*(getattr(columns, name) for name in LAYER_KEYS), *layer_positions(problem, columns))
+        return distinct(columns, keys, ("rank_order", "dp", "pp"))
+    return unique_rows(*(getattr(columns, name) for name in keys), *layer_positions(problem, columns))
 
 
 def layer_positions(problem: Problem, columns: LayoutColumns) -> list[IntArray]:

@@ -201,7 +201,7 @@ def _without_streams(problem: Problem, kind: LayerRun) -> tuple[Problem, LayerRu
 
 def _vision(problem: Problem, layout: Layout, costs: LayoutCosts, times: int) -> LayoutCosts:
     """Multiply the time of the encoder of images beyond that of the embedding."""
-    text = problem.job.model_copy(update={"vision_tokens": 0, "image_tokens": None})
+    text = problem.job.model_copy(update={"vision_tokens": 0, "image_tokens": None, "images": None})
     alone = layout_costs(problem.model_copy(update={"job": text}), LayoutColumns.of([layout])).at(0)
     encoder = costs.embedding_ns - alone.embedding_ns
     return replace(costs, embedding_ns=costs.embedding_ns + (times - 1) * encoder)
@@ -412,7 +412,7 @@ TERMS: Final = (
     Term(
         "vision_encoder",
         "a vision encoder on the first stage",
-        lambda problem, plan: problem.job.vision_tokens > 0,
+        lambda problem, plan: bool(problem.job.images or problem.job.vision_tokens),
         _vision,
     ),
     Term(

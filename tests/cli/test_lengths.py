@@ -267,6 +267,7 @@ REFUSED = {
     "muon_tp_mode": ["--muon-tp-mode", "blockwise"],
     "vision_tokens": ["--vision-tokens", "256"],
     "image_tokens": ["--image-tokens", "64"],
+    "images": ["--images", "0:1,2:1"],
     "alignment": ["--alignment", "dpo"],
     "reference": ["--reference", "none"],
     "rollout_seconds": ["--rollout-seconds", "5"],

@@ -8,7 +8,7 @@ from benchmarks.house import static_measures, traced_measures
 
 LIMITS = {
     "modules": 363,
-    "lines": 105_377,
+    "lines": 105_550,
     "files in the largest folder": 13,
     "import circles": 0,
     "docstrings that open with What, Whether, The same, More or How": 2,
@@ -21,8 +21,8 @@ LIMITS = {
 
 TRACED = {
     "files of a default solve": 72,
-    "functions of a default solve": 1_251,
-    "depth of a default solve": 20,
+    "functions of a default solve": 1_254,
+    "depth of a default solve": 21,
     "modules loaded by it": 135,
 }
 """Limits of a traced solve, as above."""

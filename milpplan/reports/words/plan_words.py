@@ -126,7 +126,7 @@ def plan_sentences(problem: Problem, plan: Plan, report: StepReport) -> list[str
         *_splits(problem, plan),
         *_nodes(problem, plan, report),
         *_recompute(problem, plan),
-        *_trained_parts(problem),
+        *_trained_parts(problem, plan.layout),
         *([f"Each step has {rollout_text(problem.job.rollout)}."] if problem.job.rollout is not None else []),
         *_optimizer(problem),
         *_switches(plan.layout),
@@ -170,12 +170,15 @@ def rollout_text(rollout: Rollout) -> str:
     return f"rollouts of {time} before it on these GPUs (in the step as fixed overhead){held}"
 
 
-def _trained_parts(problem: Problem) -> Iterator[str]:
+def _trained_parts(problem: Problem, layout: Layout) -> Iterator[str]:
     if mtp := mtp_text(problem):
         yield f"The model is trained {mtp}."
     if problem.job.expert_imbalance > 1:
         factor = problem.job.expert_imbalance
         yield f"The fullest expert rank receives {factor:g} times its share of the tokens, at most all of them."
+    if problem.job.images is not None:
+        largest = counted(layout.micro_batch_size * problem.job.images.maximum, "image")
+        yield f"The step waits for the replica with the most images; memory holds micro-batches of {largest}."
 
 
 def _optimizer(problem: Problem) -> Iterator[str]:

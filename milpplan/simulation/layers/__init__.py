@@ -50,5 +50,6 @@ if TYPE_CHECKING:
     from milpplan.simulation.layers.recurrence import low_rank_bytes, scan_bytes, scan_flops, scan_s
     from milpplan.simulation.layers.shard import EXPOSED, ONCE, Part, Phase, Shard, Term
     from milpplan.simulation.layers.sparse_attention import compressed_keys
+    from milpplan.simulation.layers.vision import images_over_mean
 else:
     __getattr__ = lazy_exports(__name__, __file__)

@@ -506,7 +506,7 @@ def encoder_flops(problem: Problem) -> float:
     are the patches of an image.
     """
     vision, job = problem.model.vision, problem.job
-    if vision is None or not job.vision_tokens:
+    if vision is None or not (job.vision_tokens or job.images):
         return 0.0
     layers, patches = encoder_model(vision), vision.patches_per_token
     per_patch = vision.hidden_size * vision.patch_inputs
@@ -520,7 +520,7 @@ def encoder_flops(problem: Problem) -> float:
         projector.count * _projector_matrices(projector) * (patches if projector.of_patches else 1)
         for projector in vision.projectors
     )
-    forward = 2.0 * job.vision_tokens * (patches * (per_patch + attention) + per_token)
+    forward = 2.0 * problem.vision_tokens * (patches * (per_patch + attention) + per_token)
     return forward * (3 if job.trains("vision") else 1)
 
 

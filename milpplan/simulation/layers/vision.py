@@ -5,24 +5,31 @@ and on layouts without the parallelism that the encoder lacks (``encoder_columns
 attention, in which a patch attends to all patches of its image (the FLOPs are not halved by a mask). Tensor
 parallelism divides it where it divides heads and MLPs, without sequence parallelism; otherwise, and over
 context-parallel ranks, every rank computes all images. The projectors follow, and their outputs replace rows of
-the embedding. Micro-batches have equal numbers of tokens, the job's mean: a lower bound where images differ.
+the embedding.
+
+Without a distribution of images, micro-batches have equal numbers of tokens, the job's mean: a lower bound where
+images differ. With one, memory holds the largest micro-batch (upper), and the time is that of the mean micro-batch
+of the replica with the most images (``images_over_mean``). All micro-batches of this replica have this mean, and a
+step is convex in their times. So the expected step takes at least as long (Jensen's inequality; lower), where a
+time is affine in images, and exactly as long without a pipeline where replicas meet once. Wire bytes are means.
 
 Recomputation replays the layers, each from its input. A frozen encoder runs forwards alone: nothing before it is
 trained.
 
 Sources: NVIDIA-NeMo/Megatron-Bridge@067f987d models/qwen_vl/modelling_qwen3_vl (``get_vision_model_config``,
 ``Qwen3VLModel``: the first pipeline stage has the encoder, with tensor parallelism alone); transformers 5.24.0,
-``Qwen3VLMoeVisionModel``.
+``Qwen3VLMoeVisionModel``. Replicas that wait for images: Zhang et al. 2025 (DistTrain, arXiv 2408.04275).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
-from milpplan.problem import LayerRun, ModelSpec, Problem, VisionEncoder
-from milpplan.simulation import FloatArray, IntArray, LayoutColumns, column_value
+from milpplan.problem import Images, LayerRun, ModelSpec, Problem, VisionEncoder
+from milpplan.simulation import FloatArray, IntArray, LayoutColumns, column_value, unique_rows
 from milpplan.simulation.layers.activations import layer_activations
 from milpplan.simulation.layers.kernels import BF16_BYTES
 from milpplan.simulation.layers.layer_time import flash_core_s, layer_tally
@@ -54,29 +61,70 @@ def encoder_tp(vision: VisionEncoder, tp: IntArray) -> IntArray:
     return np.where(divides, tp, 1).astype(np.int64)
 
 
+def images_over_mean(problem: Problem, columns: LayoutColumns) -> FloatArray:
+    """Return the expected images of the replica with the most over the mean, [n], of a job with a distribution.
+
+    E[max_r S_r] / E[S_r] over dp replicas, of which S_r counts the images in its global_batch_size / dp sequences.
+    """
+    assert problem.job.images is not None
+    batch, dp = columns.global_batch_size, columns.dp
+    rows, inverse = unique_rows(batch, dp)
+    factors = [_fullest_over_mean(problem.job.images, int(batch[row] // dp[row]), int(dp[row])) for row in rows]
+    return np.array(factors)[inverse]
+
+
+@lru_cache(maxsize=4096)
+def _fullest_over_mean(images: Images, num_sequences: int, num_replicas: int) -> float:
+    """Divide the expected maximum of the replicas' images by their mean: sum_k (1 - F(k)^d) / (n E[images]).
+
+    F is the distribution function of a sum of n independent numbers, whose transform is the n-th power of one's.
+    """
+    if num_replicas == 1:
+        return 1.0
+    size = 1 << (num_sequences * images.maximum).bit_length()
+    one = np.zeros(size)
+    one[list(images.numbers)] = np.array(images.shares) / sum(images.shares)
+    sums = np.fft.irfft(np.fft.rfft(one) ** num_sequences, size)
+    below = np.clip(np.cumsum(np.maximum(sums, 0.0)), 0.0, 1.0)
+    expected = float(np.sum(1.0 - below**num_replicas)) / (num_sequences * images.mean)
+    return min(max(expected, 1.0), images.maximum / images.mean)
+
+
+def mean_patches(problem: Problem, columns: LayoutColumns) -> FloatArray:
+    """Count the patches of a micro-batch, a mean, [n]."""
+    patches = problem.vision_tokens * _vision(problem).patches_per_token
+    return np.asarray(columns.micro_batch_size * patches)
+
+
 def encoder_problem(problem: Problem) -> Problem:
-    """Describe the encoder's layers as a problem; the sequence holds all patches of the images of a sequence."""
+    """Describe the encoder's layers as a problem, whose sequences are single patches."""
     vision, job = _vision(problem), problem.job
     changes = {
         "kind": "training" if job.trains("vision") else "inference",
-        "sequence_length": job.vision_tokens * vision.patches_per_token,
+        "sequence_length": 1,
         "precision": "bf16",
         "attention_kernel": "flash",
         "lora": None,
         "frozen": (),
         "vision_tokens": 0,
         "image_tokens": None,
+        "images": None,
     }
     return problem.model_copy(update={"model": encoder_model(vision), "job": job.model_copy(update=changes)})
 
 
-def encoder_columns(model: ModelSpec, columns: LayoutColumns) -> LayoutColumns:
-    """Take the parallelism that the encoder lacks out of layouts; tensor-parallel groups stay where they are."""
+def encoder_columns(model: ModelSpec, columns: LayoutColumns, patches: FloatArray) -> LayoutColumns:
+    """Take the parallelism that the encoder lacks out of layouts; tensor-parallel groups stay where they are.
+
+    ``patches``: of a micro-batch, [n]; at least one counts, parts of one do not.
+    """
     assert model.vision is not None
     # Ranks inside the tensor-parallel groups, if there are any, count as replicas.
     degrees = {"tp": encoder_tp(model.vision, columns.tp), "dp": placement.tensor(columns).stride}
     switches = {"rank_order": "dp-tp-cp-pp", "schedule": "1f1b", "sequence_parallel": False, "ep": 1, "etp": 1}
     switches |= {"cp": 1, "pp": 1, "ulysses": 1, "tp_overlap": "none", "gather_again": True}
+    # The slack absorbs rounding errors of floats.
+    degrees["micro_batch_size"] = np.floor(np.maximum(patches, 1.0) + 1e-6).astype(np.int64)
     numbers = {name: np.full(len(columns), column_value(name, value)) for name, value in switches.items()}
     return LayoutColumns.from_mapping(columns.mapping | degrees | numbers)
 
@@ -88,9 +136,23 @@ def _vision(problem: Problem) -> VisionEncoder:
 
 
 def encoder_costs(problem: Problem, columns: LayoutColumns) -> EncoderCosts:
-    """Price the encoder of a job with images."""
+    """Price the encoder of a job with images: time of the mean micro-batch of the slowest replica, memory of the
+    largest micro-batch."""
+    images, mean = problem.job.images, mean_patches(problem, columns)
+    if images is None:
+        return _costs_of(problem, columns, mean)
+    maximum = images.maximum * problem.image_tokens * _vision(problem).patches_per_token
+    slowest, largest = (
+        _costs_of(problem, columns, np.asarray(patches, np.float64))
+        for patches in (mean * images_over_mean(problem, columns), columns.micro_batch_size * maximum)
+    )
+    return replace(slowest, kept_bytes=largest.kept_bytes, workspace_bytes=largest.workspace_bytes)
+
+
+def _costs_of(problem: Problem, columns: LayoutColumns, patches: FloatArray) -> EncoderCosts:
+    """Price the encoder for micro-batches of ``patches`` [n]."""
     vision, part = _vision(problem), encoder_problem(problem)
-    shard = Shard.of(part, encoder_columns(problem.model, columns))
+    shard = Shard.of(part, encoder_columns(problem.model, columns, patches))
     zeros = np.zeros(len(columns))
     costs = EncoderCosts(np.zeros((len(Part), 2, len(columns))), zeros, zeros.copy())
     again = columns.recompute_vision.astype(np.float64)
