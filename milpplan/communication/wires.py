@@ -34,12 +34,11 @@ from milpplan.problem import (
 )
 from milpplan.problem.model import Attention, LinearModule
 from milpplan.simulation import BoolArray, FloatArray, IntArray, LayoutColumns, LocalParameters, states
-from milpplan.simulation.layers import Shard, low_rank_bytes, padded_vocab_size, widths
+from milpplan.simulation.layers import Shard, low_rank_bytes, padded_vocab_size, sparse_attention, widths
 from milpplan.simulation.layers.embedding_and_head import copied_embedding, score_bytes
 from milpplan.simulation.layers.kernels import BF16_BYTES, FP32_BYTES
 from milpplan.simulation.layers.layer_time import exchanged_bytes, latent_input_bytes
 from milpplan.simulation.layers.shard import ALLGATHER, ALLTOALL, DEEPEP, gathered_token_bytes
-from milpplan.simulation.layers.sparse_attention import gathered_key_width, indexer_input_bytes, selected_keys
 from milpplan.simulation.layers.vision import encoder_columns, encoder_problem, mean_patches
 from milpplan.simulation.muon import MatrixUpdates
 from milpplan.simulation.network import all_to_all_bytes, placement, wire_factor
@@ -140,19 +139,31 @@ def _experts(shard: Shard, moe: MixtureOfExperts) -> list[Message]:
 
 def _sparse_attention(shard: Shard, attention: LatentAttention, indexer: Indexer) -> list[Message]:
     """List the messages of an indexer and of its keys. Source: see ``layer_time._sparse_attention``."""
-    inputs = indexer_input_bytes(attention, shard.hidden, shard.tokens)
-    target = FP32_BYTES * shard.tokens * selected_keys(indexer, shard.problem.job.sequence_length)
-    keys = BF16_BYTES * shard.tokens * shard.columns.cp * gathered_key_width(attention)
+    inputs = sparse_attention.indexer_input_bytes(attention, shard.hidden, shard.tokens)
+    target = FP32_BYTES * shard.tokens * sparse_attention.selected_keys(indexer, shard.problem.job.sequence_length)
     ones, zeros = np.ones_like(inputs), np.zeros_like(inputs)
-    own = [
+    return [
         Message("sp", "all_gather", "tensor", inputs, shard.columns.sequence_parallel * ones, zeros),
         Message("tp", "all_reduce", "tensor", target, zeros, ones),
     ]
-    return [
-        *([] if indexer.takes else own),
-        Message("cp", "all_gather", "context_ring", keys, ones, zeros),
-        Message("cp", "reduce_scatter", "context_ring", keys, zeros, ones),
+
+
+def _gathered_keys(shard: Shard, attention: Attention | CompressedAttention) -> list[Message]:
+    """List the messages of gathered keys. Source: see ``add_gathered_keys``."""
+    widths_of = sparse_attention.gathered_widths(attention, shard.tp)
+    keys, back = (BF16_BYTES * shard.tokens * shard.columns.cp * width for width in widths_of)
+    summed: Operation = "all_reduce" if attention.type == "gqa" else "reduce_scatter"
+    messages = [
+        Message("cp", "all_gather", "context_ring", keys, np.ones_like(keys), np.zeros_like(keys)),
+        Message("cp", summed, "context_ring", back, np.zeros_like(keys), np.ones_like(keys)),
     ]
+    if isinstance(attention, CompressedAttention):
+        once, states_sent = (
+            np.where(shard.columns.cp > 1, 1.0, 0.0),
+            sparse_attention.boundary_bytes(shard, attention),
+        )
+        messages.append(Message("cp", "send", "context_ring", states_sent, once, once))
+    return messages
 
 
 def layer_messages(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> list[Message]:
@@ -169,11 +180,13 @@ def layer_messages(problem: Problem, kind: LayerRun, columns: LayoutColumns) -> 
 def _mixer_messages(shard: Shard, kind: LayerRun) -> list[Message]:
     """List the messages of a token mixer: tensor parallelism, and the ring or exchange of context parallelism."""
     mixer = kind.attention
-    if isinstance(mixer, NoBlock | CompressedAttention):
+    if isinstance(mixer, NoBlock):
         return []
+    if isinstance(mixer, CompressedAttention):
+        return _gathered_keys(shard, mixer)
     messages = _linear_pair(shard, kind.column_modules[0])
-    if isinstance(mixer, LatentAttention) and mixer.indexer is not None:
-        return messages + _sparse_attention(shard, mixer, mixer.indexer)
+    if isinstance(mixer, LatentAttention) and mixer.indexer is not None and not mixer.indexer.takes:
+        messages += _sparse_attention(shard, mixer, mixer.indexer)
     if isinstance(mixer, LinearRecurrence):
         width, ones = widths(mixer), np.ones_like(shard.tokens)
         for elements in (width.projected, width.values):
@@ -187,7 +200,9 @@ def _mixer_messages(shard: Shard, kind: LayerRun) -> list[Message]:
                 Message("sp", "reduce_scatter", "tensor", size, 0 * ones, 2 * sp),
             ]
         return messages
-    return messages + _context(shard, mixer)
+    return messages + (
+        _gathered_keys(shard, mixer) if sparse_attention.gathers_keys(mixer) else _context(shard, mixer)
+    )
 
 
 def _forwards(messages: list[Message]) -> list[Message]:

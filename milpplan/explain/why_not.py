@@ -73,14 +73,16 @@ WORDS: Final[dict[str, Callable[[Problem], str]]] = {
         else f"tp must divide the {_heads(p)} attention heads"
     ),
     "recurrent_heads_divisible_by_tp_and_cp": lambda p: (
-        "tp x cp must divide the heads of linear recurrences; gates of low rank, indexers of blocks and "
-        "compressed keys need cp=1"
+        "tp x cp must divide the heads of linear recurrences; gates of low rank need cp=1"
     ),
     "kv_heads_multiple_or_divisor_of_tp": lambda p: (
         f"tp must divide the {_kv_heads(p)} key/value heads, or be a multiple of them"
     ),
     "intermediate_size_divisible_by_tp": lambda p: "tp must divide the width of the MLP",
-    "sequence_divisible_by_twice_cp": lambda p: f"2 cp must divide the {p.job.sequence_length:,} tokens",
+    "sequence_divisible_by_twice_cp": lambda p: (
+        f"2 cp must divide the {p.job.sequence_length:,} tokens"
+        + f", at least {p.model.boundary_tokens} a rank" * (p.model.boundary_tokens > 1)
+    ),
     "pp_not_above_stages": lambda p: f"pp stages need {p.model.num_layers} layers to hold",
     "batch_divisible_by_dp": lambda p: f"dp must divide the batch of {_batch(p)}",
     "pairs_share_a_micro_batch": lambda p: "both sequences of a pair share a micro-batch: its size must be even",

@@ -163,6 +163,11 @@ class CompressedAttention(Record):
         """Number of compressed keys that a token is a part of."""
         return 0 if self.compress_rate is None else 1 if self.indexer is None else 2
 
+    @property
+    def boundary_tokens(self) -> int:
+        """Tokens before its own that a part of a sequence needs: those of the window, or of a compression."""
+        return max(self.sliding_window, self.series * (self.compress_rate or 0))
+
     @model_validator(mode="after")
     def _parts_fit(self) -> CompressedAttention:
         if self.num_attention_heads * self.head_dim % self.o_groups:
@@ -357,11 +362,8 @@ class LayerRun(Record):
 
         Those of a linear recurrence, whose scan needs whole sequences; 1 if its gates pass through a low rank:
         no launcher exchanges these (Megatron-LM@f205386d core/ssm/gated_delta_net/kda.py has matrices instead,
-        and AMD-AGI/Primus@46840761 kimi_delta_attention.py no context parallelism). Also 1 with an index branch of
-        blocks and with compressed keys, whose context parallelism is not modelled.
+        and AMD-AGI/Primus@46840761 kimi_delta_attention.py no context parallelism).
         """
-        if getattr(self.attention, "blocks", None) is not None or self.attention.type == "compressed":
-            return (1,)
         if not isinstance(self.attention, LinearRecurrence):
             return ()
         return self.head_counts if self.attention.gate_rank is None else (1,)
@@ -596,6 +598,13 @@ class ModelSpec(Record):
         indexers = [getattr(kind.attention, "indexer", None) for kind in self.kinds]
         takes = [indexer is not None and indexer.takes for indexer in indexers]
         return frozenset(layer for layer, kind in enumerate(self.layer_kinds) if takes[kind])
+
+    @property
+    def boundary_tokens(self) -> int:
+        """Minimum tokens of a sequence on a context-parallel rank: what the next rank needs of attention to
+        compressed keys (``exchange_cp_boundary_hidden`` of Megatron-LM requires as many)."""
+        mixers = (kind.attention for kind in self.kinds)
+        return max((mixer.boundary_tokens for mixer in mixers if mixer.type == "compressed"), default=1)
 
     @property
     def common_heads(self) -> int:

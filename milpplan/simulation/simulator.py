@@ -159,8 +159,7 @@ def _model_rules(model: ModelSpec, layout: Layout) -> list[Legality]:
         (
             layout.cp == 1 or heads % (layout.tp * layout.cp) == 0,
             f"tp={layout.tp} x cp={layout.cp}",
-            "tp x cp divides the heads that a linear recurrence exchanges (cp is 1 with gates of low rank, and "
-            "with indexers of blocks or compressed keys)",
+            "tp x cp divides the heads that a linear recurrence exchanges (cp is 1 with gates of low rank)",
         )
         for kind in model.kinds
         for heads in kind.exchanged_heads
@@ -295,8 +294,14 @@ def _job_rules(problem: Problem, layout: Layout) -> list[Legality]:
     heads, ulysses = problem.model.common_heads, layout.ulysses
     together = problem.job.sequences_together
     keeps = not (problem.inference or problem.job.further_forwards or layout.offload_weights)
+    boundary = problem.model.boundary_tokens if problem.model.has_indexers else 1
     rules = [
         (length % layout.cp == 0, f"cp={layout.cp}", "cp divides the sequence length"),
+        (
+            layout.cp == 1 or length >= layout.cp * boundary,
+            f"cp={layout.cp}",
+            f"at least {boundary} tokens a rank",
+        ),
         (
             layout.micro_batch_size % together == 0,
             f"micro_batch_size={layout.micro_batch_size}",

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.families import configurations
 from milpplan.communication import wires
 from milpplan.communication.wires import Message
 from milpplan.problem import EXPERT_DISPATCHES, RANK_ORDERS, Layout, Problem
+from milpplan.problem.huggingface import model_from_config
 from milpplan.simulation import LayoutColumns, states
 from milpplan.simulation.layers import (
     Part,
@@ -37,6 +39,12 @@ from tests.simulation.cases import (
 )
 
 OF_PART = {Part.TP: ("tp", "sp"), Part.CP: ("cp",), Part.EP: ("ep",)}
+GATHERING = (
+    *MODEL_HARDWARE,
+    ("deepseek-ai--DeepSeek-V4-Flash", "dgx-b200", "flash", "bf16"),
+    ("MiniMaxAI--MiniMax-M3", "dgx-h200", "flash", "bf16"),
+)
+"""Also attention to compressed keys and to blocks of keys, whose context-parallel ranks gather."""
 HIDDEN = {Part.TP: Part.TP_HIDDEN, Part.CP: Part.CP_HIDDEN}
 
 
@@ -81,12 +89,13 @@ def seconds(problem: Problem, columns: LayoutColumns, message: Message) -> float
 
 
 @pytest.mark.parametrize(("frozen", "gathered"), [(False, False), (True, False), (False, True)])
-@pytest.mark.parametrize("case", range(len(MODEL_HARDWARE)))
+@pytest.mark.parametrize("case", range(len(GATHERING)))
 def test_messages_take_the_time_of_the_layer(case: int, frozen: bool, gathered: bool) -> None:
     """Of every kind of layer the times of the counted messages, added up, are its communication, exposed and
     hidden, forward and backward; likewise at the ends of the model, with adapters, and with gathered keys and
     values."""
-    model, hardware, kernel, precision = MODEL_HARDWARE[case]
+    name, hardware, kernel, precision = GATHERING[case]
+    model = model_from_config(configurations()[name], name) if "--" in name else name
     problem = free_of_contention(
         problem_of(model, hardware, sequence_length=1024, attention_kernel=kernel, precision=precision)
     )

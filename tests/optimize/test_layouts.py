@@ -334,19 +334,6 @@ def test_context_parallel_ranks_need_whole_heads_of_a_recurrence() -> None:
     assert layout_space(narrow).columns.cp.max() == 1
 
 
-def test_context_parallelism_beside_an_indexer_of_blocks_is_refused() -> None:
-    """Selected blocks are of whole sequences, whose gathers are not modelled: cp is 1, by a rule."""
-    problem = small(num_gpus=8)
-    sizes = {"index_n_heads": 4, "index_head_dim": 8, "index_block_size": 16, "index_topk_blocks": 2}
-    (run,) = problem.model.layers
-    attention = GroupedQueryAttention(**run.attention.model_dump() | {"blocks": sizes})
-    layers = (run.model_copy(update={"attention": attention}),)
-    selecting = problem.model_copy(update={"model": problem.model.model_copy(update={"layers": layers})})
-    assert layout_space(problem).columns.cp.max() > layout_space(selecting).columns.cp.max() == 1
-    layout = Layout(**LEGAL | {"tp": 1, "cp": 2, "dp": 4})
-    assert "recurrent_heads_divisible_by_tp_and_cp" in broken_rules(selecting, layout)
-
-
 def test_stages_start_with_layers_that_select_keys() -> None:
     """GLM-5.2 selects keys in layers 0, 1, 2, 6, 10 and so on to 74. Megatron-Bridge's recipes of it (067f987d,
     recipes/glm: 14, 12, 12, 12, 12 and 16 layers; model_verification_cards/glm5-2: 11 stages) are plans of the

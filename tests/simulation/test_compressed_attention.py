@@ -46,7 +46,7 @@ from milpplan.simulation.layers import (
     mtp_parameters,
     total_parameters,
 )
-from milpplan.simulation.network import collectives
+from milpplan.simulation.network import collectives, placement
 from milpplan.switching.ownership import model_tensors
 from milpplan.validation.terms import used_terms
 from tests.simulation.cases import columns_of, even_plan, ideal_hardware, problem_of
@@ -137,14 +137,21 @@ def test_compressed_keys_by_counting() -> None:
         assert 0 <= earlier - before.mean() <= 0.5
         assert 0 <= chosen - np.minimum(before, most).mean() <= 0.5
         assert longest == min(S // rate, most)
+        for cp in (2, 8):
+            last = before[-S // cp :]
+            earlier, chosen, longest = compressed_keys(mixer, S, cp)
+            assert 0 <= earlier - last.mean() <= 0.5
+            assert 0 <= chosen - np.minimum(last, most).mean() <= 0.5
+            assert longest == min(S // rate, most)
     window = model().kinds[0].attention
     assert isinstance(window, CompressedAttention)
     assert [float(number) for number in compressed_keys(window, S)] == [0, 0, 0]
 
 
-def keys_of(kind: str) -> tuple[float, float, float]:
-    """Sums over a sequence's queries: keys that they attend to, compressed keys among them, and scored keys."""
-    positions = np.arange(S) + 0.5
+def keys_of(kind: str, cp: int = 1) -> tuple[float, float, float]:
+    """Sums over the queries of the last of cp parts of a sequence: keys that they attend to, compressed keys among
+    them, and scored keys."""
+    positions = np.arange(S)[-S // cp :] + 0.5
     near = np.minimum(positions, 128).sum()
     if kind == "window":
         return near, 0.0, 0.0
@@ -155,15 +162,17 @@ def keys_of(kind: str) -> tuple[float, float, float]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_attention_flops_by_hand(kind: str) -> None:
+@pytest.mark.parametrize("cp", [1, 4])
+def test_attention_flops_by_hand(kind: str, cp: int) -> None:
     """64 heads attend to one key of 512 numbers, which is the value: 4 * 64 * 512 FLOPs a key, 2.5 times as many
-    backward; 2 * 64 * 128 for a scored key, and backward the loss of the selected ones."""
+    backward; 2 * 64 * 128 for a scored key, and backward the loss of the selected ones. Of context-parallel ranks
+    the last has the most."""
     problem = ideal()
     mixer = problem.model.kinds[KINDS[kind]].attention
     assert isinstance(mixer, CompressedAttention)
-    shard = Shard.of(problem, columns_of(dp=8))
+    shard = Shard.of(problem, columns_of(cp=cp, dp=8))
     forward, backward = flash_core_s(shard, mixer, S, shard.tokens, 1)
-    attended, chosen, scored = keys_of(kind)
+    attended, chosen, scored = keys_of(kind, cp)
     core = 4 * attended * 64 * 512
     loss = chosen * (2 * 64 * 512 + 3 * 2 * 64 * 128) if kind == "sparse" else 0
     assert forward[0] * PEAK_FLOPS_PER_S == pytest.approx(core + scored * 2 * 64 * 128, rel=1e-3)
@@ -226,6 +235,9 @@ def test_attention_keeps_by_hand() -> None:
         assert layer_activations(problem, alone(problem, kind), named).dropped_selective[0] == S * queries
         replay = layer_seconds(problem, alone(problem, kind), named)[Part.COMPUTE, Phase.SELECTIVE, 0]
         assert replay * PEAK_FLOPS_PER_S == pytest.approx(2 * S * 1024 * 64 * 512, rel=1e-6)
+        parts = layer_activations(problem, alone(problem, kind), columns_of(cp=4, dp=2)).kept[0]
+        others = {"window": 0, "heavy": 512 / 128, "sparse": (512 + 128) / 4}[kind]
+        assert parts == pytest.approx(found.kept[0] / 4 + S / 4 * 3 * 2 * others)
     scores = layer_activations(problem, alone(problem, "sparse"), columns).workspace[0]
     assert scores == pytest.approx(12 * S * S / 4 + 2 * H * S)
 
@@ -289,18 +301,41 @@ def test_hyper_connections_move_bytes_by_hand() -> None:
     assert ends[1] - ends[0] == pytest.approx([5 * tensor, 5 * tensor])
 
 
+def test_context_parallel_ranks_gather_compressed_keys() -> None:
+    """They gather (512 + 128) / 4 numbers of a token where an indexer selects, 512 / 128 where none does, and none
+    in a window; reduce gradients of as many; and send the 128 hidden states that the next rank needs."""
+    problem = problem_of(model(), "dgx-b200", sequence_length=S)
+    columns, hardware = columns_of(cp=4, dp=2), problem.hardware
+    send = collectives.p2p_s(hardware, np.array([2.0 * 128 * H]), np.array([1]))[0]
+    for kind, width in (("window", 0.0), ("sparse", 160.0), ("heavy", 4.0)):
+        found = layer_seconds(problem, alone(problem, kind), columns)[Part.CP, :, 0]
+        gathered = np.array([2 * S * width])
+        for phase, of in (
+            (Phase.FORWARD, collectives.all_gather_s),
+            (Phase.BACKWARD, collectives.reduce_scatter_s),
+        ):
+            assert found[phase] == pytest.approx(send + of(hardware, gathered, *placement.context(columns))[0])
+        assert found[Phase.FULL] == found[Phase.FORWARD]
+        assert not layer_seconds(problem, alone(problem, kind), columns_of(dp=8))[Part.CP].any()
+
+
 def test_what_is_not_priced_is_refused() -> None:
-    """Tensor and context parallelism, adapters and unfused kernels are refused by name."""
+    """Tensor parallelism, parts of a sequence that are shorter than a window, adapters and unfused kernels are
+    refused by name."""
     problem = problem_of(model(), "dgx-b200", num_gpus=512, global_batch_size=512)
     space = layout_space(problem).columns
-    assert space.tp.max() == space.cp.max() == 1
+    assert space.tp.max() == 1
+    assert space.cp.max() == 4096 // 128
     assert space.ep.max() > 1
     assert space.pp.max() > 1
-    for tp, cp, rule in ((2, 1, "heads_divisible_by_tp"), (1, 2, "recurrent_heads_divisible_by_tp_and_cp")):
-        layout = Layout(tp=tp, cp=cp, dp=512 // (tp * cp), global_batch_size=512, sequence_parallel=tp > 1)
+    for degrees, rule, seen in (
+        ({"tp": 2, "dp": 256, "sequence_parallel": True}, "heads_divisible_by_tp", "compressed keys"),
+        ({"cp": 64, "dp": 8}, "sequence_divisible_by_twice_cp", "at least 128"),
+    ):
+        layout = Layout(**degrees, global_batch_size=512)
         assert rule in broken_rules(problem, layout)
-        assert "compressed keys" in WORDS[rule](problem)
-        with pytest.raises(IllegalPlanError, match="compressed keys"):
+        assert seen in WORDS[rule](problem)
+        with pytest.raises(IllegalPlanError, match=seen):
             simulate(problem, even_plan(problem, layout))
     for changes, seen in (
         ({"attention_kernel": "unfused"}, "use attention_kernel flash"),

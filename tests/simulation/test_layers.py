@@ -35,9 +35,16 @@ from milpplan.simulation.layers import (
     model_flops_per_token,
 )
 from milpplan.simulation.layers.kernels import gemm_s
-from milpplan.simulation.network import collectives
+from milpplan.simulation.network import collectives, placement
 from milpplan.simulation.network.collectives import overlap_s
-from tests.simulation.cases import MODEL_HARDWARE, columns_of, ideal_hardware, problem_of, shipped_model
+from tests.simulation.cases import (
+    MODEL_HARDWARE,
+    columns_of,
+    ideal_hardware,
+    problem_of,
+    shipped_hardware,
+    shipped_model,
+)
 
 FloatArray = npt.NDArray[np.float64]
 PEAK_FLOPS_PER_S = 312e12
@@ -298,6 +305,20 @@ def test_block_sparse_attention_as_published() -> None:
     assert times[1][Phase.BACKWARD] - times[0][Phase.BACKWARD] == pytest.approx(2.5 * (core - all_keys), rel=1e-3)
     kept = [layer_activations(problem, kind, columns) for kind in kinds]
     assert kept[1].kept - kept[0].kept == pytest.approx(4 * length * 4 * 16)
+    # Context-parallel ranks gather keys, values and the branch's keys, and sum gradients of keys and values.
+    parts, hardware = columns_of(cp=4, dp=2), shipped_hardware("dgx-b200")
+    again = layer_activations(problem, kinds[1], parts)
+    assert again.kept == pytest.approx(kept[1].kept / 4 + length / 4 * 3 * 2 * 2 * 4 * 128)
+    assert again.workspace >= 2 * length * 2 * 4 * 128
+    assert layer_seconds(problem, kinds[1], parts)[Part.COMPUTE] * 4 == pytest.approx(
+        layer_seconds(problem, kinds[1], columns)[Part.COMPUTE], rel=1e-3
+    )
+    found = layer_seconds(problem.model_copy(update={"hardware": hardware}), kinds[1], parts)[Part.CP, :, 0]
+    sizes = (2.0 * length * (2 * 4 * 128 + 128), 2.0 * length * 2 * 4 * 128)
+    gather, back = (np.array([size]) for size in sizes)
+    group = placement.context(parts)
+    assert found[Phase.FORWARD] == pytest.approx(collectives.all_gather_s(hardware, gather, *group)[0])
+    assert found[Phase.BACKWARD] == pytest.approx(collectives.all_reduce_s(hardware, back, *group)[0])
 
 
 def test_layers_that_take_selected_keys_have_the_attention_alone() -> None:

@@ -153,7 +153,11 @@ DEGREE_RULES: dict[str, Rule] = {
     "recurrent_heads_divisible_by_tp_and_cp": _exchanged_heads_fit,
     "kv_heads_multiple_or_divisor_of_tp": _kv_heads_fit,
     "intermediate_size_divisible_by_tp": lambda p, c: _all_divide(_widths(p), c["tp"]),
-    "sequence_divisible_by_twice_cp": lambda p, c: (c["cp"] == 1) | (p.job.sequence_length % (2 * c["cp"]) == 0),
+    "sequence_divisible_by_twice_cp": lambda p, c: (
+        (c["cp"] == 1)
+        | (p.job.sequence_length % (2 * c["cp"]) == 0)
+        & (not p.model.has_indexers or p.job.sequence_length >= c["cp"] * p.model.boundary_tokens)
+    ),
     "pp_not_above_stages": lambda p, c: c["pp"] <= max_virtual_stages(p),
     "batch_divisible_by_dp": lambda p, c: c["global_batch_size"] % c["dp"] == 0,
 }

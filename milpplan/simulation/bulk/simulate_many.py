@@ -518,6 +518,8 @@ def _rules(problem: Problem, c: LayoutColumns) -> Iterator[BoolArray]:
         for heads in kind.exchanged_heads:
             yield (c.cp == 1) | (heads % (c.tp * c.cp) == 0)
     yield job.sequence_length % c.cp == 0
+    if problem.model.has_indexers:
+        yield (c.cp == 1) | (job.sequence_length >= c.cp * problem.model.boundary_tokens)
     if problem.model.taking_layers:
         yield np.array([has_uniform_plan(problem.model, number) for number in (c.pp * c.vpp).tolist()])
     heads = problem.model.common_heads

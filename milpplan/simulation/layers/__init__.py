@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         interpolate_table,
         memory_bound_s,
     )
-    from milpplan.simulation.layers.layer_time import flash_core_s, kv_heads_per_rank, layer_seconds
+    from milpplan.simulation.layers.layer_time import flash_core_s, layer_seconds
     from milpplan.simulation.layers.paired_layers import LAYER_COMMUNICATION, least_paired_ns
     from milpplan.simulation.layers.parameter_counts import (
         DELTA_RULES,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         widths,
     )
     from milpplan.simulation.layers.recurrence import low_rank_bytes, scan_bytes, scan_flops, scan_s
-    from milpplan.simulation.layers.shard import EXPOSED, ONCE, Part, Phase, Shard, Term
+    from milpplan.simulation.layers.shard import EXPOSED, ONCE, Part, Phase, Shard, Term, kv_heads_per_rank
     from milpplan.simulation.layers.sparse_attention import compressed_keys
     from milpplan.simulation.layers.vision import images_over_mean
 else:

@@ -42,18 +42,23 @@ from milpplan.simulation.layers.kernels import BF16_BYTES, FP32_BYTES
 from milpplan.simulation.layers.layer_time import (
     exchanged_bytes,
     has_operator_checkpoints,
-    key_value_widths,
-    kv_heads_per_rank,
     routed_rows,
     up_outputs,
 )
 from milpplan.simulation.layers.parameter_counts import mixed_streams, padded_vocab_size, widths
 from milpplan.simulation.layers.residual_streams import deferred_stream_bytes, hyper_connection_bytes
-from milpplan.simulation.layers.shard import ALLGATHER, Shard, gathered_token_bytes
+from milpplan.simulation.layers.shard import (
+    ALLGATHER,
+    Shard,
+    gathered_token_bytes,
+    key_value_widths,
+    kv_heads_per_rank,
+)
 from milpplan.simulation.layers.sparse_attention import (
     SCORE_BYTES,
     compressed_deferred_bytes,
     compressed_kept_bytes,
+    gathered_widths,
     indexer_input_bytes,
     indexer_output_width,
     kept_bytes,
@@ -229,6 +234,8 @@ def _mixer_workspace(shard: Shard, kind: LayerRun) -> FloatArray:
     if isinstance(mixer, GroupedQueryAttention) and (blocks := mixer.blocks) is not None:
         length = -(-shard.problem.job.sequence_length // blocks.index_block_size)
         temporary = temporary + SCORE_BYTES * shard.tokens * blocks.index_n_heads * length
+        back = BF16_BYTES * shard.tokens * shard.columns.cp * gathered_widths(mixer, shard.tp)[1]
+        return np.asarray(np.where(shard.columns.cp > 1, np.maximum(temporary, back), temporary))
     gathers = shard.problem.hardware.software.gathered_keys
     if gathers and isinstance(mixer, GroupedQueryAttention | LatentAttention):
         _, keys, values, _ = exchanged_bytes(shard, mixer)
@@ -349,6 +356,8 @@ def _attention(shard: Shard, kind: LayerRun) -> tuple[FloatArray, FloatArray]:
         dropped = np.zeros_like(tokens)
         if blocks := attention.blocks:
             kept = kept + SCORE_BYTES * tokens * blocks.index_n_heads * blocks.index_topk_blocks
+            # Keys and values of other ranks.
+            kept = kept + BF16_BYTES * tokens * (shard.columns.cp - 1) * gathered_widths(attention, tp)[1]
     kept = kept + _exchanged_outputs(shard, attention)
     if job.attention_kernel == "flash":
         return kept + 4 * tokens * heads, dropped

@@ -13,7 +13,6 @@ core/transformer/moe for experts; DeepSeek-V2 section 2.1 for latent attention; 
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Protocol, cast
 
 import numpy as np
@@ -47,14 +46,16 @@ from milpplan.simulation.layers.shard import (
     Product,
     Shard,
     Tally,
+    key_value_widths,
+    kv_heads_per_rank,
     linear_pair,
     named_dispatch,
 )
 from milpplan.simulation.layers.sparse_attention import (
     add_compressed_attention,
+    add_gathered_keys,
     block_scores_s,
     compressed_core_s,
-    gathered_key_width,
     indexer_input_bytes,
     selected_keys,
     sparse_core_s,
@@ -127,6 +128,7 @@ def layer_tally(
     elif isinstance(kind.attention, CompressedAttention):
         core = core or flash_core_s(shard, kind.attention, problem.job.sequence_length, shard.tokens, 1)
         add_compressed_attention(shard, kind.attention, tally, core)
+        add_gathered_keys(shard, kind.attention, tally)
     if isinstance(kind.mlp, MixtureOfExperts):
         with tally.module("moe"):
             _mixture_of_experts(shard, kind.mlp, tally)
@@ -213,14 +215,18 @@ def flash_core_s(
     if isinstance(attention, LatentAttention) and attention.indexer is not None:
         assert mask == "causal"
         return sparse_core_s(gpu, rate, attention, heads, (sequence_length, chunk), tokens, num_kernels)
+    blocks = attention.blocks if isinstance(attention, GroupedQueryAttention) else None
+    if blocks is not None:
+        # Gathered keys take one kernel.
+        num_kernels = np.minimum(num_kernels, 1)
     tiles = (num_kernels, np.minimum(chunk, np.asarray(sequence_length) if window is None else window))
     chunked = isinstance(attention, GroupedQueryAttention) and attention.chunked
     keys = average_keys(sequence_length, window, mask, chunked)
     flops = kernels.flash_attention_flops(gpu, tokens, keys, heads, sum(sizes), tiles)
     forward = kernels.attention_forward_s(gpu, flops[0] / rate, chunk)
-    if isinstance(attention, GroupedQueryAttention) and attention.blocks is not None:
+    if blocks is not None:
         assert mask == "causal"
-        forward = forward + block_scores_s(gpu, rate, attention.blocks, (sequence_length, chunk), tokens)
+        forward = forward + block_scores_s(gpu, rate, blocks, (sequence_length, chunk), tokens)
     return forward, kernels.attention_backward_s(gpu, flops[1] / rate, chunk)
 
 
@@ -243,17 +249,6 @@ def _norms_and_residuals(shard: Shard, kind: LayerRun, tally: Tally) -> None:
         return
     residual = shard.memory_bound(3 * BF16_BYTES * elements)
     tally.compute(kind.num_blocks * residual, kind.num_blocks * residual)
-
-
-def kv_heads_per_rank(attention: GroupedQueryAttention, tp: FloatArray) -> FloatArray:
-    """Return the key/value heads of a tensor-parallel rank; fewer heads than tp are replicated."""
-    return np.maximum(attention.num_key_value_heads / tp, 1.0)
-
-
-def key_value_widths(attention: GroupedQueryAttention, tp: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the widths of a rank's keys, and of its keys and values together."""
-    heads = kv_heads_per_rank(attention, tp)
-    return heads * attention.head_dim, heads * (attention.head_dim + attention.value_dim)
 
 
 def _grouped_query_attention(shard: Shard, attention: GroupedQueryAttention, tally: Tally) -> None:
@@ -287,7 +282,11 @@ def _grouped_query_attention(shard: Shard, attention: GroupedQueryAttention, tal
         width = float(attention.blocks.width)
         passes = shard.memory_bound(4 * BF16_BYTES * tokens * width)
         tally.compute(shard.gemm(tokens, width, shard.hidden, {}).forward + passes, np.zeros_like(tokens))
-    with nullcontext() if attention.blocks else tally.module("core_attn"):
+        length = shard.problem.job.sequence_length
+        tally.compute(*(shard.core or flash_core_s(shard, attention, length, tokens, 1)))
+        add_gathered_keys(shard, attention, tally)
+        return
+    with tally.module("core_attn"):
         _core_attention(shard, tally, attention, BF16_BYTES * tokens * kv_width)
 
 
@@ -412,18 +411,15 @@ def _sparse_attention(shard: Shard, attention: LatentAttention, indexer: Indexer
         tally.compute(np.sum([product.forward for product in products], axis=0) + passes, weight + passes, weight)
     length = problem.job.sequence_length
     tally.compute(*(shard.core or flash_core_s(shard, attention, length, tokens, 1)))
-    tensor, context = placement.tensor(columns), placement.context(columns)
+    tensor = placement.tensor(columns)
     inputs = collectives.all_gather_s(hardware, indexer_input_bytes(attention, hidden, tokens), *tensor)
     target = collectives.all_reduce_s(hardware, FP32_BYTES * tokens * selected_keys(indexer, length), *tensor)
-    keys = BF16_BYTES * tokens * columns.cp * gathered_key_width(attention)
     if not indexer.takes:
         sp = columns.sequence_parallel
         tally.exposed(Part.TP, Phase.FORWARD, np.where(sp, inputs, 0.0))
         tally.exposed(Part.TP, Phase.BACKWARD, target)
         tally.calls(np.where(sp, 2, 0), 1, call_s(hardware, *tensor))
-    tally.exposed(Part.CP, Phase.FORWARD, collectives.all_gather_s(hardware, keys, *context))
-    tally.exposed(Part.CP, Phase.BACKWARD, collectives.reduce_scatter_s(hardware, keys, *context))
-    tally.calls(2, 2, call_s(hardware, *context))
+    add_gathered_keys(shard, attention, tally)
 
 
 def _core_attention(shard: Shard, tally: Tally, attention: Attention, ring_bytes: FloatArray) -> None:

@@ -13,7 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from milpplan.problem import EXPERT_DISPATCHES, TP_OVERLAPS, MixtureOfExperts, Problem, RecomputeModule
+from milpplan.problem import (
+    EXPERT_DISPATCHES,
+    TP_OVERLAPS,
+    GroupedQueryAttention,
+    MixtureOfExperts,
+    Problem,
+    RecomputeModule,
+)
 from milpplan.problem.model import LinearModule
 from milpplan.simulation import BoolArray, FloatArray, LayoutColumns
 from milpplan.simulation.layers import kernels
@@ -334,6 +341,17 @@ class Shard:
 
 _NO_TILES, _PIPELINED_TILES = TP_OVERLAPS.index("none"), TP_OVERLAPS.index("pipelined")
 _TP_PARTS = (Part.TP, Part.TP_HIDDEN)
+
+
+def kv_heads_per_rank(attention: GroupedQueryAttention, tp: FloatArray) -> FloatArray:
+    """Return the key/value heads of a tensor-parallel rank; fewer heads than tp are replicated."""
+    return np.maximum(attention.num_key_value_heads / tp, 1.0)
+
+
+def key_value_widths(attention: GroupedQueryAttention, tp: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the widths of a rank's keys, and of its keys and values together."""
+    heads = kv_heads_per_rank(attention, tp)
+    return heads * attention.head_dim, heads * (attention.head_dim + attention.value_dim)
 
 
 def linear_pair(shard: Shard, tally: Tally, columns: Sequence[Product], row: Product) -> None:

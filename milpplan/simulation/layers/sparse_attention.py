@@ -10,24 +10,40 @@ micro-batch. Context-parallel ranks gather all keys. A layer that takes the keys
 has the attention alone; the layer that selects them keeps their positions, which its replay cannot give in time.
 
 Attention to compressed keys (DeepSeek-V4) selects of them in this way, or attends to all. Its one head of keys is
-that of values too, and no rank has a part of it: tensor and context parallelism are refused.
+that of values too, and no rank has a part of it: tensor parallelism is refused. Context-parallel ranks have
+contiguous parts of a sequence. Each receives the hidden states before its own that a window or a compression
+reaches, and all gather the compressed keys. All wait for the last rank, whose queries have the most of them.
+
+Context-parallel ranks of block-sparse attention (MiniMax-M3) have two pieces of a sequence each and gather keys,
+values and keys of the index branch; the gradients of gathered keys and values are summed on all ranks.
 
 Sources: DeepSeek-AI 2025 (DeepSeek-V3.2), section 2.1, equations 1, 2 and 4, its second stage of training;
 Megatron-LM d98e8a64, core/transformer/experimental_attention_variant (dsa.py, absorbed_mla.py,
 dsa_cudnn_kernels.py) with a fused kernel and the loss of selected keys; DeepSeek-AI 2026 (DeepSeek-V4, arXiv
-2606.19348), section 2.3, Megatron-LM 009276bb, deepseek_v4_hybrid_attention.py. No measured run has such layers:
-index scores take the rate of dense attention.
+2606.19348), section 2.3, Megatron-LM 009276bb, deepseek_v4_hybrid_attention.py, and csa_utils/cp_utils.py of
+050d8e96 (exchange_cp_boundary_hidden); NeMo Automodel 36044ad3, components/models, deepseek_v4/cp.py and layers.py
+(the same gathers), minimax_m3_vl/cp_sparse_attn.py. No measured run has such layers: index scores take the rate of
+dense attention.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from milpplan.problem import Accelerator, BlockIndexer, CompressedAttention, Indexer, LatentAttention
+from milpplan.problem import (
+    Accelerator,
+    BlockIndexer,
+    CompressedAttention,
+    GroupedQueryAttention,
+    Indexer,
+    LatentAttention,
+)
+from milpplan.problem.model import Attention
 from milpplan.simulation import FloatArray
 from milpplan.simulation.layers import kernels
 from milpplan.simulation.layers.kernels import BF16_BYTES, Numbers, average_keys
-from milpplan.simulation.layers.shard import CoreSeconds, Shard, Tally
+from milpplan.simulation.layers.shard import CoreSeconds, Part, Phase, Shard, Tally, key_value_widths
+from milpplan.simulation.network import call_s, collectives, placement
 from milpplan.units import GIB
 
 HEAD_TILE = 64
@@ -126,21 +142,34 @@ def _selected_s(
     return np.asarray(forward + traffic / accelerator.memory_rate_bytes_per_s), backward
 
 
+def latest_keys(sequence_length: Numbers, limit: int | None, cp: Numbers) -> FloatArray:
+    """Average the number of keys, at most ``limit``, of the queries in the last of cp equal parts of a sequence.
+
+    The mean over all parts is A(s), so that of the last is cp A(s) - (cp - 1) A(s - s / cp): s (1 - 1 / (2 cp))
+    without a limit.
+    """
+    length, parts = np.asarray(sequence_length, dtype=np.float64), np.asarray(cp, dtype=np.float64)
+    before = np.where(parts > 1, length - length / parts, length)
+    return np.asarray(parts * average_keys(length, limit) - (parts - 1) * average_keys(before, limit))
+
+
 def compressed_keys(
-    attention: CompressedAttention, sequence_length: Numbers
+    attention: CompressedAttention, sequence_length: Numbers, cp: Numbers = 1
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Count compressed keys: the mean before a query, the mean that it attends to, and their maximum.
 
-    With blocks of m tokens and a selection of k: s / (2 m), the mean of min(earlier keys, k), and min(s / m, k). A
-    key stands for whole blocks before a query, and the means are at most half a key too many: an upper bound.
+    With blocks of m tokens and a selection of k: s / (2 m), the mean of min(earlier keys, k), and min(s / m, k),
+    of the queries of the last of cp ranks. A key stands for whole blocks before a query, and the means are at most
+    half a key too many: an upper bound.
     """
     if attention.compress_rate is None:
         zeros = np.zeros_like(np.asarray(sequence_length, dtype=np.float64))
         return zeros, zeros, zeros
     keys, indexer = np.asarray(sequence_length, dtype=np.float64) / attention.compress_rate, attention.indexer
+    earlier = latest_keys(keys, None, cp)
     if indexer is None:
-        return average_keys(keys, None), average_keys(keys, None), keys
-    return average_keys(keys, None), average_keys(keys, indexer.index_topk), selected_keys(indexer, keys)
+        return earlier, earlier, keys
+    return earlier, latest_keys(keys, indexer.index_topk, cp), selected_keys(indexer, keys)
 
 
 def compressed_core_s(
@@ -151,7 +180,8 @@ def compressed_core_s(
     tokens: Numbers,
     num_kernels: Numbers,
 ) -> tuple[FloatArray, FloatArray]:
-    """Time attention to a window and to compressed keys, with an indexer's work as in ``sparse_core_s``.
+    """Time attention to a window and to compressed keys on the last rank, with an indexer's work as in
+    ``sparse_core_s``.
 
     2 u (w + k') A 2 d FLOPs forward + last tile, with A heads, padded, of width d, and w and k' the mean numbers
     of keys of the window and of compressed keys that a query attends to.
@@ -160,17 +190,17 @@ def compressed_core_s(
         accelerator: accelerator with the rates of flash attention.
         rate: factor of these rates.
         attention: attention to compressed keys.
-        lengths: tokens of a sequence, and the length that sets the rate.
+        lengths: tokens of a sequence, and of its part on a rank, which sets the rate.
         tokens: tokens of a rank.
         num_kernels: number of kernels that lose last tiles, at most 1 here.
 
     Returns:
         Seconds forward and backward, in the broadcast shape.
     """
-    tokens = np.asarray(tokens, dtype=np.float64)
+    tokens, cp = np.asarray(tokens, dtype=np.float64), np.asarray(lengths[0]) / lengths[1]
     filled = np.ceil(attention.num_attention_heads / HEAD_TILE) * HEAD_TILE
-    earlier, chosen, most = compressed_keys(attention, lengths[0])
-    attended = chosen + average_keys(lengths[0], attention.sliding_window)
+    earlier, chosen, most = compressed_keys(attention, lengths[0], cp)
+    attended = chosen + latest_keys(lengths[0], attention.sliding_window, cp)
     tiles = np.minimum(num_kernels, 1), most + np.minimum(lengths[0], attention.sliding_window)
     flops = kernels.flash_attention_flops(accelerator, tokens, attended, filled, 2 * attention.head_dim, tiles)
     sizes = tokens, filled * attention.head_dim, lengths[1]
@@ -236,7 +266,8 @@ def compressed_kept_bytes(shard: Shard, attention: CompressedAttention) -> tuple
         kept        4 u (rq + d) query of low rank and key, before their norms and after; 4 n u d values and gates
                     of n series, 4 u d / m compressed keys; 2 u A d outputs, 4 u A statistics, 2 u g ro input of
                     the last product, quantized a copy; 4 u min(k, s / m) positions, 2 u (H (d' + 1) + 2 n d')
-                    gradients of the indexer's queries, weights, values and gates
+                    gradients of the indexer's queries, weights, values and gates; 2 u (cp - 1) (d + d') / m
+                    gathered keys of other ranks
 
     Args:
         shard: share of the micro-batch.
@@ -247,7 +278,8 @@ def compressed_kept_bytes(shard: Shard, attention: CompressedAttention) -> tuple
     elements = 2.0 * (attention.q_lora_rank + size) + 2 * attention.series * size + heads * size
     if attention.compress_rate is not None:
         elements += 2 * size / attention.compress_rate
-    kept = tokens * (BF16_BYTES * elements + 4 * heads)
+    others = (shard.columns.cp - 1) * gathered_widths(attention, shard.tp)[0]
+    kept = tokens * (BF16_BYTES * (elements + others) + 4 * heads)
     kept = kept + shard.operand_bytes * tokens * attention.o_groups * attention.o_lora_rank
     if attention.indexer is not None:
         chosen = compressed_keys(attention, shard.problem.job.sequence_length)[2]
@@ -298,11 +330,63 @@ def block_scores_s(
     return np.asarray(seconds + traffic / accelerator.memory_rate_bytes_per_s)
 
 
-def gathered_key_width(attention: LatentAttention) -> int:
-    """Count the elements of a token that context-parallel ranks gather: its latent key and its indexer's key."""
+def gathers_keys(attention: object) -> bool:
+    """Return True if context-parallel ranks gather keys, where a ring serves other attention."""
+    if isinstance(attention, GroupedQueryAttention):
+        return attention.blocks is not None
+    selects = isinstance(attention, LatentAttention) and attention.indexer is not None
+    return selects or isinstance(attention, CompressedAttention)
+
+
+def gathered_widths(
+    attention: Attention | CompressedAttention, tp: FloatArray
+) -> tuple[FloatArray | float, FloatArray | float]:
+    """Count the elements of a token that context-parallel ranks gather, and those with gradients: keys, of grouped
+    queries also values, and the keys of an indexer, which need no gradient beside blocks."""
+    if isinstance(attention, GroupedQueryAttention):
+        assert attention.blocks is not None
+        width = key_value_widths(attention, tp)[1]
+        return width + attention.blocks.index_head_dim, width
     indexer = attention.indexer
-    assert indexer is not None
-    return attention.kv_lora_rank + attention.qk_rope_head_dim + (0 if indexer.takes else indexer.index_head_dim)
+    own = 0 if indexer is None or indexer.takes else indexer.index_head_dim
+    if isinstance(attention, LatentAttention):
+        keys: float = attention.kv_lora_rank + attention.qk_rope_head_dim + own
+    else:
+        keys = (attention.head_dim + own) / attention.compress_rate if attention.compress_rate else 0.0
+    return keys, keys
+
+
+def boundary_bytes(shard: Shard, attention: CompressedAttention) -> FloatArray:
+    """Count the bytes of the hidden states before its own that a context-parallel rank receives for the window and
+    the first compression: 2 b max(w, n m) h."""
+    rows = shard.columns.micro_batch_size.astype(np.float64) * attention.boundary_tokens
+    return BF16_BYTES * rows * shard.hidden
+
+
+def add_gathered_keys(shard: Shard, attention: Attention | CompressedAttention, tally: Tally) -> None:
+    """Add the gather of keys of context parallelism and the sum of their gradients, which nothing hides; before
+    compressed keys also the transfer of ``boundary_bytes``, and back that of their gradients.
+
+    Products of the received hidden states are left out: a lower bound.
+
+    Args:
+        shard: share of the micro-batch.
+        attention: attention that gathers keys (``gathers_keys``).
+        tally: sum to add to.
+    """
+    hardware, context = shard.problem.hardware, placement.context(shard.columns)
+    keys, back = (
+        BF16_BYTES * shard.tokens * shard.columns.cp * width for width in gathered_widths(attention, shard.tp)
+    )
+    summed = collectives.all_reduce_s if attention.type == "gqa" else collectives.reduce_scatter_s
+    tally.exposed(Part.CP, Phase.FORWARD, collectives.all_gather_s(hardware, keys, *context))
+    tally.exposed(Part.CP, Phase.BACKWARD, summed(hardware, back, *context))
+    tally.calls(2, 2, call_s(hardware, *context))
+    if isinstance(attention, CompressedAttention):
+        near = placement.neighbours_share(hardware, context.size, context.stride, shard.columns.tp)
+        send = collectives.p2p_s(hardware, boundary_bytes(shard, attention), context.stride, *near)
+        for phase in (Phase.FORWARD, Phase.BACKWARD):
+            tally.exposed(Part.CP, phase, np.where(shard.columns.cp > 1, send, 0.0))
 
 
 def kept_bytes(
@@ -332,7 +416,7 @@ def kept_bytes(
     rank, rope = attention.kv_lora_rank, attention.qk_rope_head_dim
     dropped = BF16_BYTES * tokens * heads * (attention.qk_nope_head_dim + rope + rank + rope)
     outputs = tokens * heads * (BF16_BYTES * (rank + attention.v_head_dim) + 4)
-    keys = BF16_BYTES * tokens * cp * gathered_key_width(attention)
+    keys = BF16_BYTES * tokens * cp * gathered_widths(attention, np.ones_like(heads))[0]
     positions = position_bytes(indexer, tokens, sequence_length)
     own = BF16_BYTES * tokens * indexer_output_width(indexer)
     inputs = np.where(shared_input[1] > 1, indexer_input_bytes(attention, shared_input[0], tokens), 0.0)
