@@ -163,9 +163,12 @@ class _Search:
             self._run_heterogeneous(deadline.share(PARAMETERS.heterogeneous_share))
         share = PARAMETERS.singles_share if self.max_strategies > 1 else PARAMETERS.main_share
         self._run_singles(deadline.share(share))
-        self.sets.run(self.max_strategies, deadline.share(PARAMETERS.main_share))
+        # Bounds of sets above that of single strategies would not raise the bound of all.
+        self.sets.run(self.max_strategies, deadline.share(PARAMETERS.main_share), self.singles.bound_ns)
         while self.is_open and not deadline.passed and self._resume_lowest(deadline.within(PARAMETERS.resume_s)):
             pass
+        # Where bounds rise no more, open sets may still hold a shorter step.
+        self.sets.tighten(deadline)
         if not deadline.passed:
             self._take(self.singles.run(np.inf, deadline))
 

@@ -92,7 +92,7 @@ def test_no_way_to_know_more_of_a_set_says_too_much(
     search = TurnSearch(found, Step(0, (0,), {}, target_ns), 0.0)
     search.deadline = Deadline.after(60.0)
     search.switches.price(search.members)
-    kept, checked = search.screen(2).sets, 0
+    kept, checked = search.bounds.screen(2, search.target_ns, search.deadline).sets, 0
     piped = [one for one in kept if any(found.num_stages(search.members[place]) > 1 for place in one.strategies)]
     for number, one in enumerate(piped[:12]):
         left = search.node(one, number)
@@ -125,7 +125,7 @@ def test_what_the_longest_adds_is_for_groups_that_hold_it(lengths: list[int]) ->
     search = TurnSearch(found, Step(0, (0,), {}, target_ns), 0.0)
     search.deadline = Deadline.after(60.0)
     search.switches.price(search.members)
-    kept = search.screen(2).sets
+    kept = search.bounds.screen(2, search.target_ns, search.deadline).sets
     assert len(kept) == 3
     for number, one in enumerate(kept):
         first, second = (search.members[place] for place in one.strategies)

@@ -146,7 +146,7 @@ def test_sets_know_programs_of_what_is_there_for_sure() -> None:
         names.index(one) for one in ("cp2 pp2 selective", "pp4 full", "tp2 pp2 selective", "tp2 cp2")
     ]
     checked, raised = 0, 0
-    for one in search.screen(2).sets:
+    for one in search.bounds.screen(2, search.target_ns, search.deadline).sets:
         used = one.strategies
         held = [search.members[place] for place in used]
         single = [found.num_stages(m) > 1 and found.members[m].candidate.layout.dp == 1 for m in held]

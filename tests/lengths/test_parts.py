@@ -25,7 +25,10 @@ def test_sets_know_what_is_known_of_their_strategies_alone() -> None:
     search.deadline = Deadline.after(60.0)
     chosen = [member for member in search.members if 1 < found.num_stages(member) < 8][:3]
     search.members = [*chosen, *(member for member in search.members if found.num_stages(member) == 1)][:5]
-    sets = [search.node(one, number) for number, one in enumerate(search.screen(2).sets)]
+    sets = [
+        search.node(one, number)
+        for number, one in enumerate(search.bounds.screen(2, search.target_ns, search.deadline).sets)
+    ]
     for left in sets:
         search._branch(left)
         assert search.bounds.own_memory_ns(left.screened.strategies) == left.own_memory_ns

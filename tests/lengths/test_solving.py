@@ -35,7 +35,7 @@ def solved() -> LengthsResult:
         pytest.param("milpplan.lengths.side_by_side.team_search.TeamSearch.run", marks=pytest.mark.long),
         "milpplan.lengths.heterogeneous.search.HeterogeneousBound.relax",
         "milpplan.lengths.single.single_strategy_search.SingleStrategySearch.run",
-        pytest.param("milpplan.lengths.turns.turn_search.TurnSearch.screen", marks=pytest.mark.long),
+        pytest.param("milpplan.lengths.turns.set_bounds.SetBounds.screen", marks=pytest.mark.long),
         pytest.param("milpplan.lengths.turns.turn_search.TurnSearch._price", marks=pytest.mark.long),
         pytest.param("milpplan.lengths.turns.turn_search.TurnSearch._branch", marks=pytest.mark.long),
     ],
@@ -74,7 +74,7 @@ def test_ctrl_c_again_gives_the_step_without_a_bound(monkeypatch: pytest.MonkeyP
 
     for name in (
         "milpplan.lengths.side_by_side.team_search.TeamSearch.run",
-        "milpplan.lengths.turns.turn_search.TurnSearch.screen",
+        "milpplan.lengths.turns.set_bounds.SetBounds.screen",
     ):
         module, method = name.rsplit(".", 1)
         monkeypatch.setattr(pkgutil.resolve_name(module), method, interrupted)
@@ -223,7 +223,7 @@ def test_no_set_is_shorter_than_what_is_known_of_it(number: int) -> None:
     pipelines = [member for member in search.members if found.num_stages(member) == 2]
     others = [member for member in search.members if found.num_stages(member) == 1]
     search.members = [*random.choice(pipelines, 3, replace=False).tolist(), *random.choice(others, 3).tolist()]
-    sets = search.screen(2).sets
+    sets = search.bounds.screen(2, search.target_ns, search.deadline).sets
     with_pipelines = [
         one for one in sets if sum(found.num_stages(search.members[place]) == 2 for place in one.strategies) == 1
     ]

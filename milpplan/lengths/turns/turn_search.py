@@ -34,7 +34,7 @@ from milpplan.lengths.tabled import (
 )
 from milpplan.lengths.tabled.step_plan import best_tour, least_overhead_ns
 from milpplan.lengths.turns.lagrangian_mixtures import divisions
-from milpplan.lengths.turns.screening import Node, ScreeningResult, StrategySet
+from milpplan.lengths.turns.screening import Node, StrategySet
 from milpplan.lengths.turns.set_bounds import SetBounds
 from milpplan.simulation import IntArray
 
@@ -125,11 +125,11 @@ class TurnSearch:
         if step.time_ns < self.best.time_ns:
             self.best = step
 
-    def run(self, max_strategies: int, deadline: Deadline) -> None:
-        """Screen all sets, then tighten the bounds of those that stay open (``tighten``)."""
+    def run(self, max_strategies: int, deadline: Deadline, enough_ns: float = np.inf) -> None:
+        """Screen all sets, then tighten the bounds of those that stay open, as far as ``tighten`` does."""
         if len(self.members) > 1 and max_strategies > 1:
             self.deadline = deadline
-            screening = self.screen(max_strategies)
+            screening = self.bounds.screen(max_strategies, self.target_ns, deadline)
             self.dropped_ns, self.num_sets = screening.dropped_ns, len(screening.sets)
             # Sets beyond the limit are not tightened.
             limit = PARAMETERS.max_kept_sets
@@ -139,15 +139,15 @@ class TurnSearch:
             self.nodes = [self.node(screened, number) for number, screened in enumerate(screening.sets[:limit])]
         self.is_bounded = True
         self._first(self.nodes)
-        self.tighten(deadline)
+        self.tighten(deadline, enough_ns)
 
-    def tighten(self, deadline: Deadline) -> None:
-        """Tighten the set with the lowest bound by its next bounding step, until no set is open or the
-        ``deadline``."""
+    def tighten(self, deadline: Deadline, enough_ns: float = np.inf) -> None:
+        """Tighten the set with the lowest bound by its next bounding step, until no set is open, none is bounded
+        by less than ``enough_ns``, or the ``deadline``."""
         self.deadline = deadline
         open_sets = list(self.nodes)
         heapq.heapify(open_sets)
-        while open_sets and not deadline.passed and open_sets[0].bound_ns < self.target_ns:
+        while open_sets and not deadline.passed and open_sets[0].bound_ns < min(enough_ns, self.target_ns):
             lowest = open_sets[0]
             if lowest.bounding_steps:
                 lowest.bounding_steps.pop(0)(lowest)
@@ -158,11 +158,6 @@ class TurnSearch:
                 heapq.heappop(open_sets)
                 continue
             heapq.heapreplace(open_sets, lowest)
-
-    def screen(self, max_strategies: int) -> ScreeningResult:
-        """Return the sets that may beat the incumbent by more than the gap."""
-        self.bounds = SetBounds(self.pool, self.members)
-        return self.bounds.screen(max_strategies, self.target_ns, self.deadline)
 
     def node(self, screened: StrategySet, number: int) -> Node:
         """Return the search node of a screened set, with all bounding steps ahead."""
