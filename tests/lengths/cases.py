@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from milpplan.lengths import Load, StrategyTables, Workload, quantum_problem, workload_of
 from milpplan.lengths.bounds import StageLoads, Window, best_mixture
+from milpplan.lengths.turns import TurnSearch
 from milpplan.lengths.turns.lagrangian_mixtures import Bounded, even_weights, subgradient_bound_ns
 from milpplan.problem import Problem
 from tests.small import small_model, small_problem
@@ -40,6 +42,12 @@ def deep_pool() -> StrategyTables:
 def pool_of(problem: Problem, steps: Workload) -> StrategyTables:
     """All strategies of a problem for a workload."""
     return StrategyTables.of(quantum_problem(problem, GRAIN), Load(steps.lengths, steps.counts, GRAIN))
+
+
+def restrict(search: TurnSearch, members: Sequence[int]) -> None:
+    """Let a search know no other strategies of the pool than these."""
+    search.members = list(members)
+    search.bounds = type(search.bounds)(search.pool, search.members)
 
 
 def random_micro_batches(

@@ -11,7 +11,7 @@ from milpplan.lengths import Step, StrategyTables, replicas_ns
 from milpplan.lengths.bounds import ExclusiveProgram, Items, KnapsackDP, PinnedItem
 from milpplan.lengths.deadline import Deadline
 from milpplan.lengths.turns import TurnSearch
-from tests.lengths.cases import pool, pool_of, random_micro_batches, random_packings, workload
+from tests.lengths.cases import pool, pool_of, random_micro_batches, random_packings, restrict, workload
 from tests.small import small_model, small_problem
 
 LONG = 9
@@ -142,9 +142,8 @@ def test_sets_know_programs_of_what_is_there_for_sure() -> None:
     search = TurnSearch(found, Step(0, (0,), {}, 10**15), 0.0)
     search.deadline = Deadline.after(60.0)
     names = [one.candidate.name for one in found.members]
-    search.members = [
-        names.index(one) for one in ("cp2 pp2 selective", "pp4 full", "tp2 pp2 selective", "tp2 cp2")
-    ]
+    few = ("cp2 pp2 selective", "pp4 full", "tp2 pp2 selective", "tp2 cp2")
+    restrict(search, [names.index(one) for one in few])
     checked, raised = 0, 0
     for one in search.bounds.screen(2, search.target_ns, search.deadline).sets:
         used = one.strategies

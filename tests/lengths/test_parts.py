@@ -11,7 +11,7 @@ from milpplan.lengths import Step
 from milpplan.lengths.bounds import ConfigurationBound
 from milpplan.lengths.deadline import Deadline
 from milpplan.lengths.turns import TurnSearch
-from tests.lengths.cases import pool
+from tests.lengths.cases import pool, restrict
 
 
 @pytest.mark.long
@@ -24,7 +24,7 @@ def test_sets_know_what_is_known_of_their_strategies_alone() -> None:
     search, rose, checked = TurnSearch(found, Step(0, (0,), {}, 10**15), 0.0), 0, 0
     search.deadline = Deadline.after(60.0)
     chosen = [member for member in search.members if 1 < found.num_stages(member) < 8][:3]
-    search.members = [*chosen, *(member for member in search.members if found.num_stages(member) == 1)][:5]
+    restrict(search, [*chosen, *(member for member in search.members if found.num_stages(member) == 1)][:5])
     sets = [
         search.node(one, number)
         for number, one in enumerate(search.bounds.screen(2, search.target_ns, search.deadline).sets)

@@ -18,7 +18,7 @@ from milpplan.lengths import MAX_SEQUENCES, LengthsResult, Step, Workload, workl
 from milpplan.lengths.deadline import Deadline
 from milpplan.lengths.turns import TurnSearch
 from tests.amounts import long_but
-from tests.lengths.cases import GRAIN, pool, workload
+from tests.lengths.cases import GRAIN, pool, restrict, workload
 from tests.small import small_problem
 
 
@@ -222,7 +222,7 @@ def test_no_set_is_shorter_than_what_is_known_of_it(number: int) -> None:
     search.deadline = Deadline.after(60.0)
     pipelines = [member for member in search.members if found.num_stages(member) == 2]
     others = [member for member in search.members if found.num_stages(member) == 1]
-    search.members = [*random.choice(pipelines, 3, replace=False).tolist(), *random.choice(others, 3).tolist()]
+    restrict(search, [*random.choice(pipelines, 3, replace=False).tolist(), *random.choice(others, 3).tolist()])
     sets = search.bounds.screen(2, search.target_ns, search.deadline).sets
     with_pipelines = [
         one for one in sets if sum(found.num_stages(search.members[place]) == 2 for place in one.strategies) == 1
