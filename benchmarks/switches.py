@@ -425,6 +425,8 @@ def communication_parts() -> tuple[Part, ...]:
     """List the switches of context, expert and data parallelism."""
     ring = problem_of("mixtral-8x7b", "dgx-h100", 64, 16, 131_072)
     both = problem_of("llama3-8b", "l40s", 64, 16, 65_536, cp=(16,), ulysses=(1, 16))
+    seen = {"vision_tokens": 98_304, "image_tokens": 2048}
+    images = problem_of("qwen3-vl-235b", "dgx-h200", 256, 256, 131_072, **seen)
     torchtitan = restrict(problem_of("llama3-8b", "dgx-h100", 128, 1024, 8192), "torchtitan")
     experts = problem_of("deepseek-v3", "dgx-h100", 1024, 8192, 4096, ep=(32, 64), expert_dispatch=("alltoall",))
     deep = problem_of("deepseek-v3", "dgx-h100", 1024, 8192, 4096)
@@ -462,6 +464,17 @@ def communication_parts() -> tuple[Part, ...]:
                 dp_replicate=None,
             ),
             CORE + "test_hybrid_sharding_is_that_of_brute_force",
+        ),
+        Part(
+            "images shared by context-parallel ranks",
+            (),
+            NOT_FOUND,
+            opened(
+                "Qwen3-VL-235B, 256 H200, 256 x 131,072, of which 98,304 of images of 2,048",
+                images,
+                vision_data_parallel=(False, True),
+            ),
+            "tests/training/test_vision.py::test_optimum_with_images_is_that_of_brute_force",
         ),
         Part(
             "ZeRO 3 with kept weights",

@@ -149,6 +149,7 @@ ALLOWED: Final[dict[str, dict[str, bool | tuple[bool | str, ...] | None]]] = {
     "offload-modules": {"offload_modules": None},
     "ulysses": {"ulysses": None},
     "placement": {"rank_order": RANK_ORDERS},
+    "shared-images": {"vision_data_parallel": (False, True)},
     "hsdp": {"dp_replicate": None},
     "kept-weights": {"keep_weights": (False, True)},
     "dispatch": {"expert_dispatch": EXPERT_DISPATCHES},

@@ -339,7 +339,8 @@ Allow = Annotated[
         "kept-gathered (inputs that are not gathered again), recompute-modules (which of a "
         "chain of module sets selective recomputation replays), offload-modules (a chain of module sets "
         "whose inputs lie in the host's memory), ulysses (all-to-alls of heads in context "
-        "parallelism), hsdp (states sharded within groups of replicas), "
+        "parallelism), shared-images (each context-parallel rank computes some), "
+        "hsdp (states sharded within groups of replicas), "
         "kept-weights (ZeRO 3 that gathers once a micro-batch), dispatch (how tokens reach experts), "
         "placement (the order of the degrees on the cluster), replicas (heterogeneous ones, on two to four node "
         "types), zero-pipeline (ZeRO 2 and 3 with a pipeline), or all. Repeatable.",

@@ -39,7 +39,7 @@ from milpplan.simulation.layers.embedding_and_head import copied_embedding, scor
 from milpplan.simulation.layers.kernels import BF16_BYTES, FP32_BYTES
 from milpplan.simulation.layers.layer_time import exchanged_bytes, latent_input_bytes
 from milpplan.simulation.layers.shard import ALLGATHER, ALLTOALL, DEEPEP, gathered_token_bytes
-from milpplan.simulation.layers.vision import encoder_columns, encoder_problem, mean_patches
+from milpplan.simulation.layers.vision import encoder_columns, encoder_problem, image_sharers, mean_patches
 from milpplan.simulation.muon import MatrixUpdates
 from milpplan.simulation.network import all_to_all_bytes, placement, wire_factor
 from milpplan.simulation.network.collectives import PASSES, Operation, copies_sent
@@ -266,8 +266,7 @@ def end_messages(problem: Problem, is_head: bool, columns: LayoutColumns) -> lis
     ]
     if not is_head:
         embedding = embedding if problem.job.trains("embedding") else _forwards(embedding)
-        has_images = problem.job.vision_tokens or problem.job.images
-        return embedding + _encoder_messages(problem, columns) if has_images else embedding
+        return embedding + _encoder_messages(problem, columns) if problem.job.has_images else embedding
     if problem.inference:
         # Only the last token of every sequence has logits (``embedding_and_head``).
         logits = BF16_BYTES * columns.micro_batch_size * padded_vocab_size(problem.model.vocab_size, columns.tp)
@@ -296,23 +295,24 @@ def _encoder_messages(problem: Problem, columns: LayoutColumns) -> list[Message]
     """List the messages of the encoder of images. Source: see ``milpplan.simulation.layers.vision``."""
     vision, part = problem.model.vision, encoder_problem(problem)
     assert vision is not None
-    shard = Shard.of(part, encoder_columns(problem.model, columns, mean_patches(problem, columns)))
+    sharers = image_sharers(columns)
+    shard = Shard.of(part, encoder_columns(problem.model, columns, mean_patches(problem, columns) / sharers))
     divided, again = (shard.columns.tp > 1).astype(np.float64), columns.recompute_vision.astype(np.float64)
-    messages = []
+    zeros, shared, messages, gathers = np.zeros_like(divided), (sharers > 1).astype(np.float64), [], []
     for kind in vision.layers:
         for message in layer_messages(part, kind, shard.columns):
             forward, backward = (kind.count * divided * calls for calls in (message.forward, message.backward))
             messages.append(message._replace(forward=forward, backward=backward + again * forward))
-    zeros = np.zeros_like(divided)
     for projector in vision.projectors:
         tokens = shard.tokens / (1 if projector.of_patches else vision.patches_per_token)
-        if len(projector.widths) > 2:
-            inputs, output = (BF16_BYTES * tokens * projector.widths[end] for end in (0, -1))
-            calls = projector.count * divided
-            messages.append(Message("tp", "all_reduce", "tensor", output, calls, zeros))
-            messages.append(Message("tp", "all_reduce", "tensor", inputs, zeros, calls))
+        inputs, output = (BF16_BYTES * tokens * projector.widths[end] for end in (0, -1))
+        calls, gathered = projector.count * divided * (len(projector.widths) > 2), projector.count * shared
+        messages.append(Message("tp", "all_reduce", "tensor", output, calls, zeros))
+        messages.append(Message("tp", "all_reduce", "tensor", inputs, zeros, calls))
+        gathers.append(Message("cp", "all_gather", "context", sharers * output, gathered, zeros))
+        gathers.append(Message("cp", "all_reduce", "context", sharers * output, zeros, gathered))
     used = [message for message in messages if message.group == "tensor"]
-    return _forwards(used) if part.inference else used
+    return (_forwards(used) if part.inference else used) + (_forwards(gathers) if problem.inference else gathers)
 
 
 def state_messages(

@@ -112,6 +112,7 @@ WORDS: Final[dict[str, Callable[[Problem], str]]] = {
     "recomputed_vision_needs_images": lambda p: (
         "recompute_vision needs images and a vision encoder that is trained"
     ),
+    "shared_images_need_context_parallelism": lambda p: "vision_data_parallel needs images and cp > 1",
     "recompute_modules_of_the_model": lambda p: (
         "recompute_modules needs inputs that are gathered again, and modules of the model, moe without those "
         f"inside it: {', '.join(p.recompute_modules) or 'none here'}"

@@ -211,6 +211,9 @@ class Layout(Record):
     """With sequence parallelism: the backward gathers the inputs of products again; they are not kept gathered."""
     recompute_vision: bool = False
     """The layers of the vision encoder are recomputed wholly."""
+    vision_data_parallel: bool = False
+    """Context-parallel ranks share the images of a micro-batch and gather their embeddings (Megatron-Bridge's
+    ``vision_dp_when_cp``), where otherwise each computes all images."""
     recompute_modules: ModuleSet = NO_MODULES
     """Modules that selective recomputation replays, with + between them. ``default``: attention scores with
     unfused attention, else norms, activations, and the expanded queries, keys and values of latent attention."""

@@ -270,6 +270,11 @@ class Job(Record):
             return self.images.text + size.replace(" in images", ",", 1)
         return f"{self.vision_tokens:,} image tokens a sequence{size}" if self.vision_tokens else ""
 
+    @property
+    def has_images(self) -> bool:
+        """True if sequences hold images."""
+        return bool(self.vision_tokens or self.images)
+
     def trains(self, part: FrozenPart) -> bool:
         """Check that a part of the model is trained."""
         return self.kind == "training" and self.lora is None and part not in self.frozen
@@ -355,6 +360,7 @@ class Space(Record):
     pp_scatter_gather: Switch = (False,)
     gather_again: Switch = (True,)
     recompute_vision: Switch = (False, True)
+    vision_data_parallel: Switch = (False,)
     recompute_modules: Annotated[tuple[ModuleSet, ...] | None, Field(min_length=1)] = (NO_MODULES,)
     """None: those of ``Problem.module_sets``."""
     ulysses: Values | None = (1,)
@@ -663,7 +669,7 @@ class Problem(Record):
     @property
     def recomputes_vision(self) -> bool:
         """True if the encoder of images has activations that a layout may recompute."""
-        return bool(self.job.images or self.job.vision_tokens) and self.job.trains("vision")
+        return self.job.has_images and self.job.trains("vision")
 
     def check_node_types(self) -> None:
         """Check the fields that name node types.

@@ -51,6 +51,7 @@ SWITCHES = frozenset(name for name, default in DEFAULTS.items() if isinstance(de
 LAYER_KEYS = (
     *("tp", "cp", "ep", "etp", "micro_batch_size", "sequence_parallel", "tp_overlap", "gather_again"),
     *("ulysses", "expert_dispatch", "split_backward", "recompute_vision", "recompute_modules"),
+    "vision_data_parallel",
 )
 STATE_KEYS = ("tp", "cp", "ep", "etp", "dp", "zero_stage", "dp_replicate", "keep_weights")
 OFFLOADS = ("offload_weights", "offload_activations", "offload_optimizer")
@@ -58,7 +59,7 @@ HOSTED = (*OFFLOADS, "offload_modules")
 COST_KEYS = (
     *(*STATE_KEYS, "pp", "micro_batch_size", "sequence_parallel"),
     *("tp_overlap", "pp_scatter_gather", "gather_again", "recompute_vision", "recompute_modules", "ulysses"),
-    "expert_dispatch",
+    *("vision_data_parallel", "expert_dispatch"),
     *HOSTED,
     *("backward_form", "ends_meet"),
 )
@@ -126,6 +127,7 @@ class LayoutColumns:
     pp_scatter_gather: BoolArray
     gather_again: BoolArray
     recompute_vision: BoolArray
+    vision_data_parallel: BoolArray
     recompute_modules: IntArray
     ulysses: IntArray
     expert_dispatch: IntArray

@@ -412,7 +412,7 @@ TERMS: Final = (
     Term(
         "vision_encoder",
         "a vision encoder on the first stage",
-        lambda problem, plan: bool(problem.job.images or problem.job.vision_tokens),
+        lambda problem, plan: problem.job.has_images,
         _vision,
     ),
     Term(

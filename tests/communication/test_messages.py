@@ -80,7 +80,7 @@ def seconds(problem: Problem, columns: LayoutColumns, message: Message) -> float
     group: RankGroup = getattr(placement, message.group)(columns)
     if message.operation == "send":
         return float(p2p_s(hardware, message.num_bytes, group.stride)[0])
-    if message.group in ("head_exchange", "context"):
+    if message.group in ("head_exchange", "context") and message.operation == "all_to_all":
         return float(all_to_all_s(hardware, message.num_bytes, group.size, group.stride)[0])
     if message.operation == "all_to_all":
         return float(all_to_all_s(hardware, message.num_bytes, group.size, group.stride, message.copies)[0])

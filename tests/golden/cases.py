@@ -370,7 +370,7 @@ def main(folder: str | None) -> None:
             if folder is not None:
                 Path(folder).mkdir(parents=True, exist_ok=True)
                 path = Path(folder) / f"{name.replace(' ', '_').replace(':', '')}.json"
-                path.write_text(json.dumps(net.document(name), indent=1), encoding="utf-8")
+                path.write_text(json.dumps(net.document(name), indent=1, default=int), encoding="utf-8")
     ANSWERS.write_text(json.dumps(answers, indent=1) + "\n", encoding="utf-8")
 
 

@@ -299,6 +299,7 @@ BROKEN: list[tuple[str, int, dict[str, Any]]] = [
         {"tp": 2, "dp": 2, "ep": 2, "etp": 2, "sequence_parallel": True, "expert_dispatch": "allgather"},
     ),
     ("offload_modules_of_the_model", 0, {"dp": 2, "offload_modules": "attn_norm"}),
+    ("shared_images_need_context_parallelism", 0, {"dp": 2, "vision_data_parallel": True}),
     ("kept_weights_need_zero_3", 0, {"dp": 2, "zero_stage": 2, "keep_weights": True}),
     ("micro_batch_divides_share_of_batch", 0, {"dp": 2, "micro_batch_size": 5}),
 ]

@@ -42,9 +42,9 @@ def of_images(images: Images | None, size: int = 256, **job: Any) -> Problem:
     return qwen(job.pop("vision_tokens", 0), image_tokens=size, images=images, **job)
 
 
-def over_mean(images: Images, batch: int, dp: int) -> float:
-    """Images of the fullest replica over the mean."""
-    columns = LayoutColumns.of([Layout(dp=dp, global_batch_size=batch)])
+def over_mean(images: Images, batch: int, dp: int, **layout: Any) -> float:
+    """Images of the slowest ranks over the mean of a replica."""
+    columns = LayoutColumns.of([Layout(dp=dp, global_batch_size=batch, **layout)])
     return float(images_over_mean(of_images(images), columns)[0])
 
 
@@ -59,6 +59,19 @@ def test_the_fullest_replica_is_that_of_random_draws(batch: int, dp: int) -> Non
     fullest = draws(np.random.default_rng(3), (20_000, dp, batch // dp)).sum(axis=2).max(axis=1)
     mean = batch / dp * DRAWN.mean
     assert abs(over_mean(DRAWN, batch, dp) - fullest.mean() / mean) < 4 * fullest.std() / 20_000**0.5 / mean
+
+
+@pytest.mark.parametrize(
+    ("batch", "dp", "size", "cp"), [(8, 8, 1, 2), (64, 4, 2, 3), (96, 2, 4, 2), (64, 1, 1, 8)]
+)
+def test_the_slowest_ranks_that_share_are_those_of_random_draws(batch: int, dp: int, size: int, cp: int) -> None:
+    """Of 20,000 drawn batches, whose micro-batches are dealt to the ranks image by image, the mean is the
+    formula's, within four standard errors."""
+    images = draws(np.random.default_rng(4), (20_000, dp, batch // dp // size, size)).sum(axis=3)
+    slowest = np.ceil(images / cp).sum(axis=2).max(axis=1)
+    mean = batch / dp * DRAWN.mean
+    factor = over_mean(DRAWN, batch, dp, cp=cp, micro_batch_size=size, vision_data_parallel=True)
+    assert abs(factor - slowest.mean() / mean) < 4 * slowest.std() / 20_000**0.5 / mean
 
 
 def test_the_fullest_replica_by_hand() -> None:

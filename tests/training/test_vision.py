@@ -77,7 +77,19 @@ def with_images(problem: Problem, rng: np.random.Generator) -> Problem:
     if problem.job.lora is None and rng.integers(3) == 0:
         job["frozen"] = ("vision", *problem.job.frozen)
     model = problem.model.model_copy(update={"vision": vision})
-    return Problem.model_validate(dict(problem) | {"model": model, "job": problem.job.model_copy(update=job)})
+    space = problem.space.model_copy(update={"vision_data_parallel": (False, True)})
+    job = {"model": model, "job": problem.job.model_copy(update=job), "space": space}
+    return Problem.model_validate(dict(problem) | job)
+
+
+def with_sharing(random: np.random.Generator, problem: Problem, layout: Layout) -> Layout:
+    """The layout with switches of its own, those of the encoder included."""
+    again, shared = (
+        problem.recomputes_vision and random.integers(2) == 0,
+        layout.cp > 1 and random.integers(2) == 0,
+    )
+    changes = {"recompute_vision": bool(again), "vision_data_parallel": bool(shared)}
+    return switched(random, problem, layout).model_copy(update=changes)
 
 
 def qwen(vision_tokens: int, **job: Any) -> Problem:
@@ -214,6 +226,33 @@ def test_recomputation_and_freezing_of_the_encoder() -> None:
     assert split == pytest.approx(plain.seconds - end_of(qwen(0)).seconds)
 
 
+def test_ranks_that_share_images_wait_for_the_one_with_the_most() -> None:
+    """Four images on two ranks: half of the work and the activations; on eight ranks no less than one image each.
+    The embeddings (four projectors, four images) are gathered, and their gradients summed, also if the encoder is
+    frozen."""
+    text = qwen(0)
+
+    def encoder(cp: int, shared: bool, **job: Any) -> tuple[Any, Any]:
+        problem = qwen(1024, image_tokens=256, **job)
+        ends = end_of(problem, cp=cp, vision_data_parallel=shared), end_of(text, cp=cp)
+        return ends[0].seconds - ends[1].seconds, ends[0].kept_bytes - ends[1].kept_bytes
+
+    whole, kept = encoder(2, shared=False)
+    gathered = 4 * 1024 * 4096 * 2
+    peak = ideal_hardware().accelerator.memory_bandwidth_bytes_per_s
+    for cp, share in ((2, 2), (4, 4), (8, 4)):
+        seconds, own = encoder(cp, shared=True)
+        # Copied together, and the other ranks' into the embedding.
+        copies = 2 * gathered / peak * np.array([2 if share == 1 else 1, 0])
+        computed = seconds[Part.COMPUTE, :, 0] - copies
+        assert computed / whole[Part.COMPUTE, :, 0] == pytest.approx(1 / share, rel=0.02)
+        assert own == kept / share
+        assert seconds[Part.CP].min() > 0
+    frozen, _ = encoder(2, shared=True, frozen=("vision", "embedding"))
+    assert frozen[Part.CP, Phase.BACKWARD] == encoder(2, shared=True)[0][Part.CP, Phase.BACKWARD]
+    assert encoder(2, shared=True)[0][Part.CP, Phase.FORWARD] > whole[Part.CP, Phase.FORWARD]
+
+
 def test_tensor_parallelism_divides_where_heads_divide() -> None:
     """Of 16 heads 8 ranks take two each; of 12 ranks every rank computes all, without any message."""
     problem, text = qwen(1024), qwen(0)
@@ -231,10 +270,15 @@ def test_messages_take_the_time_of_the_encoder(seed: int) -> None:
     and hidden, with any order of ranks."""
     random = np.random.default_rng(seed)
     problem = with_images(free_of_contention(real_problem(random)), random)
-    layout = switched(random, problem, random_layout(random, problem))
-    layout = layout.model_copy(update={"recompute_vision": bool(seed % 2) and problem.recomputes_vision})
+    layout = with_sharing(random, problem, random_layout(random, problem))
+    if layout.vision_data_parallel:
+        # Every rank has as many images, of which the time is that of the rank with the most.
+        size = 2 * layout.cp * layout.micro_batch_size
+        images = {"vision_tokens": size * (problem.job.vision_tokens // size), "image_tokens": 2}
+        problem = problem.model_copy(update={"job": problem.job.model_copy(update=images)})
     columns = LayoutColumns.of([layout])
-    priced = embedding_endpoint(problem, columns).seconds[[Part.TP, Part.TP_HIDDEN], :, 0].sum(axis=0)
+    parts = [Part.TP, Part.TP_HIDDEN, Part.CP]
+    priced = embedding_endpoint(problem, columns).seconds[parts, :, 0].sum(axis=0)
     messages = end_messages(problem, False, columns)
     for phase, calls in ((Phase.FORWARD, "forward"), (Phase.BACKWARD, "backward")):
         took = sum(getattr(m, calls)[0] * seconds(problem, columns, m) for m in messages)
@@ -267,9 +311,7 @@ def test_bulk_bounds_and_traffic_know_images(seed: int) -> None:
     """Bulk simulation gives the simulator's numbers, bounds hold for random plans, and traffic adds up."""
     random = np.random.default_rng(seed)
     problem = with_images(with_host(real_problem(random)), random)
-    layouts = [switched(random, problem, random_layout(random, problem)) for _ in range(12)]
-    if problem.recomputes_vision:
-        layouts[::2] = [layout.model_copy(update={"recompute_vision": True}) for layout in layouts[::2]]
+    layouts = [with_sharing(random, problem, random_layout(random, problem)) for _ in range(12)]
     assert_consumers_agree(problem, layouts, random)
 
 

@@ -50,6 +50,7 @@ SWITCHES: Final = (
     "pp_scatter_gather",
     "gather_again",
     "recompute_vision",
+    "vision_data_parallel",
     "recompute_modules",
     "ulysses",
     "offload_weights",

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
 
 EXECUTION = (
     *("tp_overlap", "pp_scatter_gather", "gather_again", "recompute_vision", "recompute_modules", "ulysses"),
+    "vision_data_parallel",
     *(*HOSTED, "dp_replicate", "keep_weights", "expert_dispatch"),
 )
 NO_TILES, RING, PIPELINED = map(TP_OVERLAPS.index, ("none", "ring", "pipelined"))
@@ -83,6 +84,8 @@ def switch_values(problem: Problem, name: str) -> Sequence[int | str]:
     heads for ``ulysses``, all numbers up to the GPUs for ``dp_replicate``, and ``Problem.module_sets``.
     """
     if name == "recompute_vision" and not problem.recomputes_vision:
+        return (False,)
+    if name == "vision_data_parallel" and not problem.job.has_images:
         return (False,)
     if name == "expert_dispatch" and not problem.model.has_experts:
         return ("default",)
@@ -182,6 +185,9 @@ EXECUTION_RULES: dict[str, Rule] = {
     ),
     "kept_gathered_needs_sequence_parallel": lambda p, c: (c["gather_again"] == 1) | (c["sequence_parallel"] == 1),
     "recomputed_vision_needs_images": lambda p, c: (c["recompute_vision"] == 0) | p.recomputes_vision,
+    "shared_images_need_context_parallelism": lambda p, c: (
+        (c["vision_data_parallel"] == 0) | ((c["cp"] > 1) & p.job.has_images)
+    ),
     "recompute_modules_of_the_model": lambda p, c: (
         priced_sets(c["recompute_modules"], MODULE_SETS, p.prices_modules)
         & ((c["recompute_modules"] == 0) | (c["gather_again"] == 1))

@@ -159,6 +159,8 @@ def execution_words(plan: Plan) -> Iterator[str]:
         yield "inputs stay gathered"
     if layout.recompute_vision:
         yield "the vision encoder recomputes its layers"
+    if layout.vision_data_parallel:
+        yield "context-parallel ranks share the images"
     if layout.recompute_modules != NO_MODULES and plan.selects:
         yield f"selective recomputation replays {layout.recompute_modules.replace('+', ', ')}"
     if layout.ulysses > 1:

@@ -311,6 +311,7 @@ DEGREES: Final = (
     *("num_gpus", "global_batch_size", "tp", "cp", "ep", "etp", "pp", "vpp", "dp", "micro_batch_size"),
     *("zero_stage", "schedule", "sequence_parallel", "overlap_grad_reduce", "overlap_param_gather"),
     *("tp_overlap", "pp_scatter_gather", "gather_again", "recompute_vision", "recompute_modules", "ulysses"),
+    "vision_data_parallel",
     *("offload_weights", "offload_activations", "offload_modules", "offload_optimizer", "dp_replicate"),
     "keep_weights",
     *("expert_dispatch", "rank_order", "node_order"),

@@ -78,7 +78,7 @@ def embedding_endpoint(problem: Problem, columns: LayoutColumns) -> Endpoint:
     holds a part of the rows. A frozen embedding has no backward.
     """
     embedding = _embedding(problem, columns)
-    if problem.job.vision_tokens or problem.job.images:
+    if problem.job.has_images:
         encoder = encoder_costs(problem, columns)
         embedding = replace(
             embedding,

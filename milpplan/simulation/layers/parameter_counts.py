@@ -506,7 +506,7 @@ def encoder_flops(problem: Problem) -> float:
     are the patches of an image.
     """
     vision, job = problem.model.vision, problem.job
-    if vision is None or not (job.vision_tokens or job.images):
+    if vision is None or not job.has_images:
         return 0.0
     layers, patches = encoder_model(vision), vision.patches_per_token
     per_patch = vision.hidden_size * vision.patch_inputs

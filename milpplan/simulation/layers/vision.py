@@ -3,21 +3,25 @@
 The encoder's layers are priced by the formulas of decoder layers, on a problem of their own (``encoder_problem``)
 and on layouts without the parallelism that the encoder lacks (``encoder_columns``). It computes in bf16 with fused
 attention, in which a patch attends to all patches of its image (the FLOPs are not halved by a mask). Tensor
-parallelism divides it where it divides heads and MLPs, without sequence parallelism; otherwise, and over
-context-parallel ranks, every rank computes all images. The projectors follow, and their outputs replace rows of
-the embedding.
+parallelism divides it where it divides heads and MLPs, without sequence parallelism; otherwise every rank computes
+all images. So do context-parallel ranks, unless they share the images (``Layout.vision_data_parallel``): then each
+computes whole images, all wait for the rank with the most, and every projector's outputs are gathered and copied
+together, their gradients summed over the ranks, also where the encoder is frozen. The projectors follow, and their
+outputs replace rows of the embedding.
 
 Without a distribution of images, micro-batches have equal numbers of tokens, the job's mean: a lower bound where
 images differ. With one, memory holds the largest micro-batch (upper), and the time is that of the mean micro-batch
 of the replica with the most images (``images_over_mean``). All micro-batches of this replica have this mean, and a
 step is convex in their times. So the expected step takes at least as long (Jensen's inequality; lower), where a
-time is affine in images, and exactly as long without a pipeline where replicas meet once. Wire bytes are means.
+time is affine in images, and exactly as long without a pipeline where replicas meet once. Wire bytes, and with a
+distribution the gathers of shared images, are means.
 
 Recomputation replays the layers, each from its input. A frozen encoder runs forwards alone: nothing before it is
 trained.
 
 Sources: NVIDIA-NeMo/Megatron-Bridge@067f987d models/qwen_vl/modelling_qwen3_vl (``get_vision_model_config``,
-``Qwen3VLModel``: the first pipeline stage has the encoder, with tensor parallelism alone); transformers 5.24.0,
+``Qwen3VLModel``: the first pipeline stage has the encoder, with tensor parallelism alone, and
+``AllGatherVisionEmbeddings`` of ``vision_dp_when_cp``); transformers 5.24.0,
 ``Qwen3VLMoeVisionModel``. Replicas that wait for images: Zhang et al. 2025 (DistTrain, arXiv 2408.04275).
 """
 
@@ -61,33 +65,61 @@ def encoder_tp(vision: VisionEncoder, tp: IntArray) -> IntArray:
     return np.where(divides, tp, 1).astype(np.int64)
 
 
-def images_over_mean(problem: Problem, columns: LayoutColumns) -> FloatArray:
-    """Return the expected images of the replica with the most over the mean, [n], of a job with a distribution.
+def image_sharers(columns: LayoutColumns) -> IntArray:
+    """Return the number of ranks that share the images of a micro-batch, [n]."""
+    return np.where(columns.vision_data_parallel, columns.cp, 1)
 
-    E[max_r S_r] / E[S_r] over dp replicas, of which S_r counts the images in its global_batch_size / dp sequences.
+
+def images_over_mean(problem: Problem, columns: LayoutColumns) -> FloatArray:
+    """Return the expected images of the slowest ranks over the mean of a replica, [n], of a job with a
+    distribution.
+
+    E[max_r S_r] / E[images of a replica] over dp replicas. S_r adds up the images of the replica's micro-batches,
+    of each those of the rank with the most, which without sharing are all.
     """
     assert problem.job.images is not None
-    batch, dp = columns.global_batch_size, columns.dp
-    rows, inverse = unique_rows(batch, dp)
-    factors = [_fullest_over_mean(problem.job.images, int(batch[row] // dp[row]), int(dp[row])) for row in rows]
-    return np.array(factors)[inverse]
+    sharers, dp = image_sharers(columns), columns.dp
+    # Without sharing, the division into micro-batches does not matter.
+    grouped = np.where(sharers > 1, columns.micro_batch_size, 1)
+    groups = columns.global_batch_size // (dp * grouped)
+    rows, inverse = unique_rows(groups, grouped, dp, sharers)
+    keys = ((int(column[row]) for column in (groups, grouped, dp, sharers)) for row in rows)
+    return np.array([_most_over_mean(problem.job.images, *key) for key in keys])[inverse]
 
 
 @lru_cache(maxsize=4096)
-def _fullest_over_mean(images: Images, num_sequences: int, num_replicas: int) -> float:
-    """Divide the expected maximum of the replicas' images by their mean: sum_k (1 - F(k)^d) / (n E[images]).
+def _most_over_mean(images: Images, num_groups: int, group: int, num_replicas: int, sharers: int) -> float:
+    """Divide the expected maximum over replicas by their mean: sum_k (1 - F(k)^d) / (groups * group * E[images]).
 
-    F is the distribution function of a sum of n independent numbers, whose transform is the n-th power of one's.
+    F is the distribution function of the sum, over a replica's groups of sequences, of the most images that one of
+    the sharing ranks has of a group: a share of the group's, rounded up.
     """
-    if num_replicas == 1:
+    if num_replicas == sharers == 1:
         return 1.0
-    size = 1 << (num_sequences * images.maximum).bit_length()
-    one = np.zeros(size)
+    one = np.zeros(images.maximum + 1)
     one[list(images.numbers)] = np.array(images.shares) / sum(images.shares)
-    sums = np.fft.irfft(np.fft.rfft(one) ** num_sequences, size)
-    below = np.clip(np.cumsum(np.maximum(sums, 0.0)), 0.0, 1.0)
-    expected = float(np.sum(1.0 - below**num_replicas)) / (num_sequences * images.mean)
-    return min(max(expected, 1.0), images.maximum / images.mean)
+    of_group = _distribution_of_sum(one, group)
+    most = np.zeros(-(-(len(of_group) - 1) // sharers) + 1)
+    np.add.at(most, -(-np.arange(len(of_group)) // sharers), of_group)
+    below = np.clip(np.cumsum(_distribution_of_sum(most, num_groups)), 0.0, 1.0)
+    expected = float(np.sum(1.0 - below**num_replicas)) / (num_groups * group * images.mean)
+    return min(max(expected, 1.0 / sharers), images.maximum / images.mean)
+
+
+def _distribution_of_sum(one: FloatArray, number: int) -> FloatArray:
+    """Return the distribution of a sum of independent numbers, whose transform is a power of one's."""
+    if number == 1:
+        return one
+    size = 1 << (number * (len(one) - 1)).bit_length()
+    return np.maximum(np.fft.irfft(np.fft.rfft(one, size) ** number, size), 0.0)
+
+
+def _most_images(number: FloatArray, sharers: IntArray) -> FloatArray:
+    """Return the images of the rank with the most, a mean over micro-batches that hold the integers next to a mean
+    ``number``, [n]."""
+    whole = np.floor(number + 1e-9)
+    below, above = -(-whole // sharers), -(-(whole + 1) // sharers)
+    return np.where(sharers > 1, below + np.maximum(number - whole, 0.0) * (above - below), number)
 
 
 def mean_patches(problem: Problem, columns: LayoutColumns) -> FloatArray:
@@ -138,19 +170,21 @@ def _vision(problem: Problem) -> VisionEncoder:
 def encoder_costs(problem: Problem, columns: LayoutColumns) -> EncoderCosts:
     """Price the encoder of a job with images: time of the mean micro-batch of the slowest replica, memory of the
     largest micro-batch."""
-    images, mean = problem.job.images, mean_patches(problem, columns)
+    images, mean, sharers = problem.job.images, mean_patches(problem, columns), image_sharers(columns)
+    of_image = float(problem.image_tokens * _vision(problem).patches_per_token)
     if images is None:
-        return _costs_of(problem, columns, mean)
-    maximum = images.maximum * problem.image_tokens * _vision(problem).patches_per_token
-    slowest, largest = (
-        _costs_of(problem, columns, np.asarray(patches, np.float64))
-        for patches in (mean * images_over_mean(problem, columns), columns.micro_batch_size * maximum)
-    )
+        own = np.where(sharers > 1, of_image * _most_images(mean / of_image, sharers), mean)
+        return _costs_of(problem, columns, own, mean)
+    maximum = of_image * np.ceil(columns.micro_batch_size * images.maximum / sharers)
+    most = mean * images_over_mean(problem, columns)
+    slowest, largest = (_costs_of(problem, columns, patches, mean) for patches in (most, maximum))
     return replace(slowest, kept_bytes=largest.kept_bytes, workspace_bytes=largest.workspace_bytes)
 
 
-def _costs_of(problem: Problem, columns: LayoutColumns, patches: FloatArray) -> EncoderCosts:
-    """Price the encoder for micro-batches of ``patches`` [n]."""
+def _costs_of(
+    problem: Problem, columns: LayoutColumns, patches: FloatArray, all_patches: FloatArray
+) -> EncoderCosts:
+    """Price the encoder for ``patches`` [n] of a micro-batch on a rank, which may share ``all_patches`` [n]."""
     vision, part = _vision(problem), encoder_problem(problem)
     shard = Shard.of(part, encoder_columns(problem.model, columns, patches))
     zeros = np.zeros(len(columns))
@@ -170,6 +204,8 @@ def _costs_of(problem: Problem, columns: LayoutColumns, patches: FloatArray) -> 
     if part.inference:
         costs.seconds[:, Phase.BACKWARD] = 0.0
         costs.kept_bytes[:] = 0.0
+    if columns.vision_data_parallel.any():
+        _gather_embeddings(problem, columns, shard, all_patches, costs)
     return costs
 
 
@@ -219,3 +255,23 @@ def _projectors(shard: Shard, vision: VisionEncoder, costs: EncoderCosts, hidden
         for part in parts:
             seconds[Part.COMPUTE] += np.stack(part)
         costs.add(projector.count * seconds, projector.count * BF16_BYTES * tokens * 2 * (inputs + inner))
+
+
+def _gather_embeddings(
+    problem: Problem, columns: LayoutColumns, shard: Shard, patches: FloatArray, costs: EncoderCosts
+) -> None:
+    """Add the exchange of shared images' embeddings: they are gathered and copied together, and those of other
+    ranks copied into the embedding, too; gradients of all are summed on every rank."""
+    group, hardware, vision = placement.context(columns), problem.hardware, _vision(problem)
+    for projector in vision.projectors:
+        tokens = patches / (1 if projector.of_patches else vision.patches_per_token)
+        size = BF16_BYTES * tokens * projector.widths[-1]
+        own = BF16_BYTES * shard.tokens * (tokens / patches) * projector.widths[-1]
+        seconds, shared = np.zeros_like(costs.seconds), columns.vision_data_parallel.astype(np.float64)
+        others = np.maximum(size - own, 0.0)
+        seconds[Part.COMPUTE, Phase.FORWARD] = shard.memory_bound(2 * size) + shard.memory_bound(2 * others)
+        seconds[Part.CP, Phase.FORWARD] = collectives.all_gather_s(hardware, size, *group)
+        if not problem.inference:
+            seconds[Part.COMPUTE, Phase.BACKWARD] = shard.memory_bound(2 * others)
+            seconds[Part.CP, Phase.BACKWARD] = collectives.all_reduce_s(hardware, size, *group)
+        costs.add(projector.count * shared * seconds)
