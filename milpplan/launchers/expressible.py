@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from milpplan.errors import IllegalPlanError
-from milpplan.launchers.capabilities import Capability, Limit
+from milpplan.launchers.capabilities import Capability, Limit, Mode
 from milpplan.launchers.records import ConfigLaunch, Imported, ImportRequest, Refusal
 from milpplan.problem import SCHEDULES, Job, Layout, Method, ModelSpec, Plan, Problem, RankOrder, Reference
 from milpplan.units import counted
@@ -199,11 +199,15 @@ def layout_differences(
     return refusals
 
 
-def recompute_refusals(plan: Plan) -> list[Refusal]:
-    """Refuse recomputation of some layers only: the target recomputes all layers or none."""
+def recompute_refusals(plan: Plan, modes: Sequence[Mode]) -> list[Refusal]:
+    """Refuse recomputation of some layers only: the target has one of the ``modes`` for all layers."""
     full = [stage.recompute.full for stage in plan.virtual_stages]
     if plan.selects:
-        return [Refusal("some layers recompute selectively: it recomputes whole layers", "recompute=none")]
+        if "selective" not in modes:
+            return [Refusal("some layers recompute selectively: it recomputes whole layers", "recompute=none")]
+        if any(stage.recompute.selective < stage.num_layers for stage in plan.virtual_stages):
+            return [Refusal("some layers recompute selectively: it recomputes all alike", "recompute=selective")]
+        return []
     if any(full) and full != [stage.num_layers for stage in plan.virtual_stages]:
         counts = ", ".join(map(str, full[:16]))
         return [Refusal(f"the stages recompute {counts} layers: it recomputes all or none", "recompute=none")]
@@ -373,7 +377,7 @@ class ConfigLauncher:
         """
         check_replicas(self.capability, plan)
         layout, capability = plan.layout, self.capability
-        refusals = [*self._refusals(problem), *recompute_refusals(plan)]
+        refusals = [*self._refusals(problem), *recompute_refusals(plan, self.capability.modes(problem))]
         if self.differences is None:
             num_replicas = layout.expert_dp if problem.model.has_experts else 1
             refusals += layout_refusals(capability, problem, layout, num_replicas)

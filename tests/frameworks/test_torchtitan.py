@@ -122,12 +122,15 @@ def check_batch(case: Case, found: Any) -> None:
 
 
 def check_recompute(case: Case, found: Any) -> None:
-    """All layers are recomputed where the plan says so, else none."""
+    """All layers are recomputed as the plan says, by torchtitan's own list of products where selectively."""
+    mode = "full" if all_full(case) else "selective" if case.plan.selects else "none"
+    checkpoints = found.activation_checkpoint
     if VERSION == V022:
-        assert found.activation_checkpoint.mode == ("full" if all_full(case) else "none"), case.title
+        assert checkpoints.mode == mode, case.title
+        assert mode != "selective" or checkpoints.selective_ac_option == "op", case.title
     else:
-        policy = found.activation_checkpoint
-        assert (policy is not None and "FullAC" in type(policy).__qualname__) == all_full(case), case.title
+        policy = "none" if checkpoints is None else type(checkpoints).__qualname__.split(".")[0]
+        assert policy == {"full": "FullAC", "selective": "SelectiveAC"}.get(mode, mode), case.title
 
 
 def check_pipeline(case: Case, found: Any) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from milpplan import Layout, simulate
+from milpplan import Layout, simulate, solve
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.launchers import ImportRequest, restrict
 from milpplan.launchers.torchtitan.run import NEWEST, RULES, V022, V030, Run, flavors
@@ -266,6 +266,28 @@ def test_a_recipe_is_read_and_not_run() -> None:
     ):
         with pytest.raises(InvalidInputError, match=word):
             TORCHTITAN.read(ImportRequest(text.replace(old, new), "x.py", problem.hardware))
+
+
+def test_the_best_plan_replays_every_second_product() -> None:
+    """Of a dense model that keeps too much without recomputation; its files, read back, take the same step. A plan
+    that replays norms and activations instead is refused, and a model with experts has no such checkpoints."""
+    problem = problem_of("llama3-8b", "dgx-h100", num_gpus=16, global_batch_size=64, sequence_length=8192)
+    space = Space(kind="uniform", tp=(1,), pp=(1,), micro_batch_size=(2,))
+    titan = restrict(problem.model_copy(update={"space": space}), "torchtitan")
+    assert titan.space.recompute == ("none", "selective", "full")
+    plan = solve(titan).plan
+    assert plan is not None
+    assert plan.selects
+    for version in (V022, V030, NEWEST):
+        files, found = round_trip(titan, plan, version)
+        assert "elective" in next(iter(files.values()))
+        assert found.plan.virtual_stages == plan.virtual_stages
+        there = titan.model_copy(update={"hardware": found.problem.hardware})
+        assert simulate(there, plan) == simulate(titan, plan)
+    with pytest.raises(IllegalPlanError, match="every second product"):
+        TORCHTITAN.export(problem, plan, NEWEST)
+    experts = problem_of("qwen3-30b-a3b", "dgx-h100", num_gpus=16, global_batch_size=64)
+    assert restrict(experts, "torchtitan").space.recompute == ("none", "full")
 
 
 def test_checkpoints_by_product_lie_between_all_and_none() -> None:

@@ -16,12 +16,12 @@ VERSIONS = (V022, V030, NEWEST)
 MODELS = ("llama3-8b", "llama3-70b", "qwen3-32b", "qwen3-30b-a3b", "deepseek-v3", "gpt-oss-120b")
 
 
-def staged(layout: Layout, sizes: list[int], full: bool) -> Plan:
-    """A plan with stages of so many layers, all of them recomputed or none."""
+def staged(layout: Layout, sizes: list[int], full: bool, selective: bool = False) -> Plan:
+    """A plan with stages of so many layers, all of them recomputed, selectively recomputed, or none."""
     ends = np.cumsum([0, *sizes]).tolist()
+    replays = [Recompute(full=size * full, selective=size * selective) for size in sizes]
     stages = tuple(
-        VirtualStage(layers=(ends[j], ends[j + 1]), recompute=Recompute(full=size * full))
-        for j, size in enumerate(sizes)
+        VirtualStage(layers=(ends[j], ends[j + 1]), recompute=replay) for j, replay in enumerate(replays)
     )
     return Plan(layout=layout, virtual_stages=stages)
 
@@ -76,7 +76,13 @@ def random_case(seed: int) -> tuple[Problem, Plan, str]:
     groups = [n for n in (1, 2, 4) if n < dp and tp * dp % (ep * etp * n) == 0]
     layout |= {"dp_replicate": int(random.choice(groups))} if zero else {}
     layout |= {"keep_weights": zero == 3 and count > 1 and bool(random.integers(2))}
-    return problem, staged(Layout.model_validate(layout), sizes, bool(random.integers(2))), version
+    full = bool(random.integers(2))
+    selective = not full and model in ("llama3-8b", "llama3-70b", "qwen3-32b") and bool(random.integers(2))
+    if selective:
+        software = problem.hardware.software.model_copy(update=dict(TORCHTITAN.capability.program))
+        hardware = problem.hardware.model_copy(update={"software": software})
+        problem = problem.model_copy(update={"hardware": hardware})
+    return problem, staged(Layout.model_validate(layout), sizes, full, selective), version
 
 
 def round_trip(problem: Problem, plan: Plan, version: str, **more: Any) -> tuple[dict[str, str], Imported]:

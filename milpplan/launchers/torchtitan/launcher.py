@@ -345,7 +345,7 @@ WHY = {
     "model": "The model, one that torchtitan knows by name and flavor.",
     "training": "The batch of a step, and number formats.",
     "parallelism": "Degrees, stages and sharding.",
-    "activation_checkpoint": "Recomputation of whole layers, of all or of none.",
+    "activation_checkpoint": "Recomputation of all layers alike: whole, all but every second product, or none.",
     "compile": "Layers are compiled: their kernels are fused, as they are priced.",
 }
 TRAINING_022: dict[str, dict[str, Any]] = {
@@ -360,7 +360,7 @@ IMPORTS = {
         "from torchtitan.components.loss import CrossEntropyLoss",
         "from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw",
         "from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig",
-        "from torchtitan.distributed.activation_checkpoint import FullAC",
+        "from torchtitan.distributed.activation_checkpoint import {policy}",
         "from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader",
         "from torchtitan.models.common.config_utils import decoder_vocab_size",
         "from torchtitan.models.{model} import model_registry",
@@ -371,7 +371,7 @@ IMPORTS = {
         "from torchtitan.components.loss import CrossEntropyLoss",
         "from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw",
         "from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig",
-        "from torchtitan.distributed.activation_checkpoint import FullAC",
+        "from torchtitan.distributed.activation_checkpoint import {policy}",
         "from torchtitan.hf_datasets.text_datasets import DATASETS",
         "from torchtitan.models.common.config_utils import decoder_vocab_size",
         "from torchtitan.models.{model} import model_registry",
@@ -441,8 +441,9 @@ def _literal(value: Any) -> str:
 def _python(sections: dict[str, dict[str, Any]], version: str) -> list[str]:
     model = sections.pop("model")
     policy = sections.pop("activation_checkpoint")["policy"]
-    used = [line for line in IMPORTS[version] if policy is not None or "FullAC" not in line]
-    lines = ["", *(line.format(model=model["name"]) for line in used), "", "", "def plan() -> Trainer.Config:"]
+    used = [line for line in IMPORTS[version] if policy is not None or "{policy}" not in line]
+    imports = [line.format(model=model["name"], policy=policy) for line in used]
+    lines = ["", *imports, "", "", "def plan() -> Trainer.Config:"]
     lines.append('    """The run of the plan."""')
     registry = [json.dumps(model["flavor"])]
     registry += [f"{key}={value!r}" for key, value in model.items() if key == "moe_comm_backend"]
@@ -506,6 +507,8 @@ def _differences(problem: Problem, plan: Plan, version: str) -> list[Refusal]:
         "schedule": "without a pipeline there is one schedule",
     }
     differences = layout_differences(plan, runs, reasons, runs.expert_dp if run.experts else 1)
+    if plan.selects and not problem.hardware.software.operator_checkpoints:
+        differences.append(Refusal("layers replay norms and activations: it replays every second product"))
     differences += [Refusal(text) for text in plan_losses(run) if run.cp == 1 or not text.startswith("context")]
     return differences + [Refusal(text) for text in broken_rules(RULES, run).values()]
 

@@ -46,6 +46,7 @@ from milpplan.launchers.capabilities import (
 from milpplan.launchers.expressible import Rules, model_differences
 from milpplan.problem import (
     NO_MODULES,
+    DenseMlp,
     GroupedQueryAttention,
     LatentAttention,
     Layout,
@@ -346,7 +347,7 @@ def run_of_plan(
         micro_batches=layout.num_micro_batches if pipelined else 1,
         accumulations=1 if pipelined else layout.num_micro_batches,
         reshard="always" if layout.zero_stage == 3 and not (pipelined or layout.keep_weights) else "never",
-        recompute="full" if whole else "none",
+        recompute="full" if whole else "selective" if plan.selects else "none",
         deduplicated=deduplicated and layout.ep > 1,
     )
 
@@ -469,6 +470,19 @@ RULES: Rules = {
 """Rules by name, with source and check of a run."""
 
 
+def is_dense(model: ModelSpec) -> bool:
+    """Check that every layer is dense with grouped-query attention, of which what SelectiveAC keeps is priced."""
+    return all(
+        isinstance(kind.attention, GroupedQueryAttention) and isinstance(kind.mlp, DenseMlp)
+        for kind in model.kinds
+    )
+
+
+def titan_modes(problem: Problem) -> tuple[Mode, ...]:
+    """List the recompute modes of the model's layers; selective is SelectiveAC, by matrix product."""
+    return ("none", "selective", "full") if is_dense(problem.model) else ("none", "full")
+
+
 def titan_states(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
     """Require ZeRO states that torchtitan can produce.
 
@@ -560,5 +574,8 @@ TORCHTITAN = config_capability(
         "grad_dtype": "mixed_precision_reduce is float32 alone",
         "attention_kernel": "its attention is fused",
     },
+    modes=titan_modes,
+    # Exports compile the layers.
+    program={"operator_checkpoints": True, "keeps_unread_results": False},
     complete=True,
 )

@@ -15,8 +15,8 @@ from milpplan.errors import InvalidInputError
 from milpplan.launchers import Known, known_settings
 from milpplan.launchers.capabilities import Mode
 from milpplan.launchers.settings import Settings
-from milpplan.launchers.torchtitan.run import NEWEST, V022, Pair, Run
-from milpplan.problem import DenseMlp, GroupedQueryAttention, ModelSpec
+from milpplan.launchers.torchtitan.run import NEWEST, V022, Pair, Run, is_dense
+from milpplan.problem import ModelSpec
 from milpplan.problem.reading import shown
 
 _P, _T = "parallelism", "training"
@@ -163,8 +163,10 @@ def settings_of(run: Run) -> dict[str, Any]:
         settings[_backend(run.version)] = backend
     if run.version == V022:
         settings["activation_checkpoint.mode"] = run.recompute
+        if run.recompute == "selective":
+            settings["activation_checkpoint.selective_ac_option"] = "op"
     else:
-        settings["activation_checkpoint.policy"] = None if run.recompute == "none" else "FullAC"
+        settings["activation_checkpoint.policy"] = POLICIES[run.recompute]
     return settings | {"compile.enable": True, "compile.components": ["model", "loss"]}
 
 
@@ -295,6 +297,10 @@ def _quotient(whole: int, part: int, name: str) -> int:
     return whole // part
 
 
+POLICIES: dict[Mode, str | None] = {"none": None, "selective": "SelectiveAC", "full": "FullAC"}
+"""Policies of ``activation_checkpoint``, by recompute mode."""
+
+
 def _recompute(settings: Settings, version: str, model: ModelSpec) -> Mode:
     """Read what is recomputed: whole layers, no layers, or of dense layers every second product.
 
@@ -307,22 +313,17 @@ def _recompute(settings: Settings, version: str, model: ModelSpec) -> Mode:
     section = "activation_checkpoint."
     names = "per_op_sac_force_recompute_mm_shapes_by_fqns", "force_recompute_mm_shapes_by_fqns"
     forced = settings.get(section + names[version != V022])
-    words: dict[object, Mode]
     if version == V022:
         mode, option = settings.text(f"{section}mode"), settings.get(f"{section}selective_ac_option")
-        words = {"full": "full", "none": "none"}
-        words |= {"selective": "full"} if option == "1" else {}
-        by_product = mode == "selective" and option == "op"
+        words: dict[object, Mode] = {"full": "full", "none": "none"}
+        if mode == "selective" and option in ("1", "op"):
+            words["selective"] = "full" if option == "1" else "selective"
     else:
         mode = settings.get(f"{section}policy")
-        words, by_product = {"FullAC": "full", None: "none"}, mode == "SelectiveAC"
-    dense = all(
-        isinstance(kind.attention, GroupedQueryAttention) and isinstance(kind.mlp, DenseMlp)
-        for kind in model.kinds
-    )
+        words = {policy: name for name, policy in POLICIES.items()}
     # The products of a router are none of a dense layer.
-    if by_product and dense and forced == ["moe.router.gate"]:
-        return "selective"
+    if words.get(mode) == "selective" and not (is_dense(model) and forced == ["moe.router.gate"]):
+        del words[mode]
     if mode not in words:
         raise InvalidInputError(
             f"activation_checkpoint.{'mode' if version == V022 else 'policy'} is {shown(mode)}.",
