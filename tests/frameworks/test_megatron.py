@@ -24,7 +24,7 @@ from milpplan.lengths.dispatch import HybridSchedule
 from milpplan.reports import lengths_document
 from tests.frameworks.absent import hopper
 from tests.frameworks.jobs import Case, all_cases, all_full, best_cases, differing, exported_case, torchrun_words
-from tests.launchers.cases import NAMED
+from tests.launchers.cases import NAMED, glm_that_shares
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]
 
@@ -103,7 +103,7 @@ def checked(case: Case, folder: Path, patch: pytest.MonkeyPatch) -> tuple[Any, A
 def check_recompute(case: Case, core: Any) -> None:
     """All layers fully where the plan says so; with ``block`` the first of every virtual stage; else not fully."""
     counts = [(stage.recompute.full, stage.num_layers) for stage in case.plan.virtual_stages]
-    if all_full(case):
+    if all_full(case) and not case.problem.job.mtp_layers:
         assert (core.recompute_granularity, core.recompute_method) == ("full", "uniform"), case.title
     elif any(full for full, _ in counts):
         assert (core.recompute_granularity, core.recompute_method) == ("full", "block"), case.title
@@ -136,6 +136,22 @@ def test_it_builds_uneven_stages(name: str, tmp_path: Path, monkeypatch: pytest.
         for rank in range(layout.pp)
     ]
     assert held == [stage.num_layers for stage in case.plan.virtual_stages]
+
+
+@pytest.mark.skipif(VERSION not in MEGATRON.versions[:2], reason="its indexers have no fused kernel")
+def test_its_layers_share_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of GLM-5.2 it finds the same layers without an indexer, and the layer of further tokens has one."""
+    from megatron.core.transformer.experimental_attention_variant import dsa
+
+    # It asks for the kernel's libraries, which need a GPU.
+    config = import_module("megatron.core.transformer.transformer_config")
+    monkeypatch.setattr(config, "_validate_dsa_kernel_backend_dependencies", lambda _: None)
+    case = exported_case("glm-5.2", "megatron", VERSION, *glm_that_shares())
+    _, core = checked(case, tmp_path, monkeypatch)
+    period, offset = core.dsa_indexer_topk_freq, core.dsa_indexer_skip_topk_offset
+    takes = {layer for layer in range(78) if dsa.is_dsa_skip_topk_layer(layer + 1, offset, period)}
+    assert takes == case.problem.model.taking_layers
+    assert core.mtp_num_layers == 1
 
 
 def test_it_refuses_what_its_rules_forbid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

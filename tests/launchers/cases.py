@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from benchmarks.families import configurations
 from milpplan import Layout, Plan, Problem, Recompute, VirtualStage
 from milpplan.launchers import TARGETS, ImportRequest, Launch
 from milpplan.launchers.megatron.launcher import Imported, Megatron, imported, torchrun_script
 from milpplan.launchers.megatron.rules import selective_modules
 from milpplan.problem import NO_MODULES
+from milpplan.problem.huggingface import model_from_config
 from tests.simulation.cases import even_plan, problem_of, random_layout, random_plan, random_problem
 
 VERSION = "d98e8a64"
@@ -124,6 +127,21 @@ def deepseek() -> tuple[Problem, Plan]:
     stages = tuple(
         VirtualStage(layers=(ends[j], ends[j + 1]), recompute=Recompute(selective=size))
         for j, size in enumerate(sizes)
+    )
+    return problem, Plan(layout=layout, virtual_stages=stages)
+
+
+def glm_that_shares() -> tuple[Problem, Plan]:
+    """GLM-5.2, most of whose layers take the keys of another, in the stages of Megatron-Bridge's recipe (067f987d,
+    recipes/glm), with a layer of further tokens."""
+    model = model_from_config(configurations()["zai-org--GLM-5.2"], "glm-5.2")
+    problem = problem_of(
+        model, "dgx-b200", num_gpus=192, global_batch_size=192, sequence_length=8192, mtp_layers=1
+    )
+    layout = Layout(pp=6, ep=32, dp=32, zero_stage=1, global_batch_size=192, rank_order="tp-cp-dp-pp")
+    stages = tuple(
+        VirtualStage(layers=span, recompute=Recompute(full=span[1] - span[0]))
+        for span in pairwise((0, 14, 26, 38, 50, 62, 78))
     )
     return problem, Plan(layout=layout, virtual_stages=stages)
 

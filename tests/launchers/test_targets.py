@@ -20,7 +20,7 @@ from milpplan.simulation import LayoutColumns
 from milpplan.simulation.layers import layer_activations
 from milpplan.units import GIB
 from tests.amounts import first, long_but
-from tests.launchers.cases import as_run
+from tests.launchers.cases import as_run, glm_that_shares
 from tests.simulation.cases import problem_of, shipped_hardware, shipped_model
 
 MODELS = ("llama3-8b", "qwen3-30b-a3b", "gpt-oss-120b", "deepseek-v3")
@@ -272,6 +272,25 @@ def test_megatron_exports_an_indexer() -> None:
         known.export(problem, without, known.capability.versions[0])
     with pytest.raises(IllegalPlanError, match="--dsa-kernel-backend"):
         known.export(problem, plan, "core_v0.18.0")
+
+
+def test_megatron_exports_layers_that_share_keys() -> None:
+    """GLM-5.2's arguments have the period and offset of its configuration, with which Megatron-LM's rule finds the
+    layers without an indexer; read back without the model they are the same layers and step, with a layer of
+    further tokens that selects its own keys. Layers that share without a period are refused."""
+    problem, plan = glm_that_shares()
+    model, known = problem.model, TARGETS["megatron"]
+    name, text = next(iter(known.files(known.export(problem, plan, known.capability.versions[0]), "0").items()))
+    assert "--dsa-indexer-topk-freq 4" in text
+    assert "--dsa-indexer-skip-topk-offset 3" in text
+    assert model.taking_layers == {number - 1 for number in range(1, 79) if max(number - 3, 0) % 4 != 0}
+    back = known.read(ImportRequest(text, name, problem.hardware))
+    assert back.plan == as_run(problem, plan)
+    assert (back.problem.model.layers, back.problem.model.mtp_layer) == (model.layers, model.mtp_layer)
+    assert simulate(problem, back.plan) == simulate(problem, plan)
+    irregular = model.model_copy(update={"layers": (*model.layers[:-2], model.layers[-1], model.layers[-2])})
+    with pytest.raises(IllegalPlanError, match="no period"):
+        known.export(problem.model_copy(update={"model": irregular}), plan, known.capability.versions[0])
 
 
 @pytest.mark.parametrize("target", [name for name in TARGETS if name != "megatron"])

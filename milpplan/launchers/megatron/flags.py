@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, Literal
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
@@ -313,7 +313,7 @@ def _check_layers_alike(model: ModelSpec) -> None:
     attentions = {
         kind.attention.model_copy(update={"sliding_window": None})
         if isinstance(kind.attention, GroupedQueryAttention)
-        else kind.attention
+        else _without_sharing(kind.attention)
         for kind in model.kinds
     }
     windows = {window for window in _windows(model) if window is not None}
@@ -363,17 +363,42 @@ _INDEXER_FLAGS: Pairs = {
 functional test (gpt3_mcore_te_tp2_pp2_dsa) has this coefficient."""
 
 
+def _without_sharing(attention: Any) -> Any:
+    """Return the attention as one whose indexer, if any, serves its own layer alone."""
+    indexer = getattr(attention, "indexer", None)
+    if indexer is None:
+        return attention
+    return attention.model_copy(update={"indexer": indexer.model_copy(update={"sharing": "none"})})
+
+
+def _selecting(model: ModelSpec) -> Pairs:
+    """Write which layers select keys of their own: layer n, from 1, where max(n - offset, 0) is a multiple of the
+    period; the others take those of the layer before (``is_dsa_skip_topk_layer``)."""
+    takes, layers = model.taking_layers, range(model.num_layers)
+    if not takes:
+        return {}
+    offset = min(takes)
+    period = min(set(range(offset, len(layers))) - takes, default=len(layers) + offset) + 1 - offset
+    if takes != {layer for layer in layers if max(layer + 1 - offset, 0) % period}:
+        raise _refuse(f"{model.name} has layers of no period that select keys", "a period of such layers")
+    return {"--dsa-indexer-topk-freq": (str(period),), "--dsa-indexer-skip-topk-offset": (str(offset),)}
+
+
 def _attention(model: ModelSpec) -> Pairs:
     attention = model.kinds[0].attention
     assert isinstance(attention, GroupedQueryAttention | LatentAttention)
     pairs: Pairs = {"--num-attention-heads": (str(attention.num_attention_heads),)}
     if isinstance(attention, LatentAttention):
         if attention.indexer is not None:
-            pairs |= _INDEXER_FLAGS | {
-                "--dsa-indexer-n-heads": (str(attention.indexer.index_n_heads),),
-                "--dsa-indexer-head-dim": (str(attention.indexer.index_head_dim),),
-                "--dsa-indexer-topk": (str(attention.indexer.index_topk),),
-            }
+            pairs |= (
+                _INDEXER_FLAGS
+                | _selecting(model)
+                | {
+                    "--dsa-indexer-n-heads": (str(attention.indexer.index_n_heads),),
+                    "--dsa-indexer-head-dim": (str(attention.indexer.index_head_dim),),
+                    "--dsa-indexer-topk": (str(attention.indexer.index_topk),),
+                }
+            )
         pairs |= {
             "--multi-latent-attention": (),
             "--qk-layernorm": (),
@@ -504,6 +529,11 @@ def model_of(
         {"count": len(list(same)), "attention": attention, "mlp": mlp} | own
         for (attention, mlp), same in groupby(zip(attentions, mlps, strict=True))
     ]
+    further = None
+    if (attentions[-1].get("indexer") or {}).get("sharing") == "takes":
+        # Megatron-LM numbers layers of multi-token prediction from 1: the first selects keys of its own.
+        selects = attentions[-1] | {"indexer": attentions[-1]["indexer"] | {"sharing": "none"}}
+        further = {"count": 1, "attention": selects, "mlp": mlps[-1]} | own
     length = given.needed("--seq-length")
     dropout, scores = (float(given.text(f"--{name}-dropout") or 0.0) > 0 for name in ("hidden", "attention"))
     data = {
@@ -512,6 +542,7 @@ def model_of(
         "vocab_size": _vocabulary(given, vocab_size),
         "max_position_embeddings": given.count("--max-position-embeddings", length),
         "layers": runs,
+        "mtp_layer": further,
         "tie_word_embeddings": not given.given("--untie-embeddings-and-output-weights"),
         "learned_positions": POSITIONS[positions],
         "norm": (given.text("--normalization") or "").lower(),
@@ -550,9 +581,8 @@ def _attentions(given: Arguments, layers: int, hidden: int) -> list[dict[str, An
             "qk_nope_head_dim": given.stated("--qk-head-dim"),
             "qk_rope_head_dim": given.stated("--qk-pos-emb-head-dim"),
             "v_head_dim": given.stated("--v-head-dim"),
-            "indexer": _read_indexer(given),
         }
-        return [latent] * layers
+        return [latent | {"indexer": indexer} for indexer in _read_indexers(given, layers)]
     for flag in ("--q-lora-rank", "--kv-lora-rank", "--qk-head-dim", "--qk-pos-emb-head-dim", "--v-head-dim"):
         # They act in latent attention alone.
         given.given(flag)
@@ -589,25 +619,29 @@ def has_indexer(given: Arguments) -> bool:
     return variant is not None
 
 
-def _read_indexer(given: Arguments) -> dict[str, int] | None:
-    """Read the sizes of an indexer, trained as is priced; None without one."""
+def _read_indexers(given: Arguments, layers: int) -> list[dict[str, Any] | None]:
+    """Read the indexer of each layer, trained as is priced, and who shares its keys; None without one."""
     if not has_indexer(given):
-        return None
+        return [None] * layers
     backend, coefficient = given.text("--dsa-kernel-backend"), given.text("--dsa-indexer-loss-coeff")
     given.given("--no-rope-fusion")
     trained = given.given("--dsa-indexer-use-sparse-loss") and coefficient is not None and float(coefficient) > 0
-    if backend == "none" or not trained or given.number("--dsa-indexer-topk-freq") != 1:
+    period, offset = given.number("--dsa-indexer-topk-freq"), given.number("--dsa-indexer-skip-topk-offset")
+    if backend == "none" or not trained or not period or offset is None or offset < 0:
         raise InvalidInputError(
             f"--dsa-kernel-backend is {backend}, --dsa-indexer-loss-coeff {coefficient or 'missing'}.",
             "Expected a fused kernel, a loss of the selected keys (--dsa-indexer-use-sparse-loss) with a "
-            "coefficient above 0, and an indexer in every layer: that is what is priced.",
+            "coefficient above 0, and a --dsa-indexer-topk-freq above 0: that is what is priced.",
             "Correct them, to compare the run with such a one.",
         )
-    return {
+    sizes = {
         "index_n_heads": given.stated("--dsa-indexer-n-heads"),
         "index_head_dim": given.stated("--dsa-indexer-head-dim"),
         "index_topk": given.stated("--dsa-indexer-topk"),
     }
+    takes = [max(layer + 1 - max(offset, 1), 0) % period > 0 for layer in range(layers)]
+    words = ["takes" if taken else "gives" if after else "none" for taken, after in pairwise([*takes, False])]
+    return [sizes | {"sharing": word} for word in words]
 
 
 def _check_latent(given: Arguments) -> None:
