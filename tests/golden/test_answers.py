@@ -13,8 +13,19 @@ from tests.amounts import long_but
 from tests.golden.cases import ANSWERS, LOOSE, NAMES, Net
 
 EXPECTED = json.loads(ANSWERS.read_text(encoding="utf-8"))
-SLOW = ("unlike replicas", "uneven experts", "latent attention")
-"""The slowest three: other cases ask the same command, and smaller tests check what they ask it for."""
+SLOW = (
+    *(
+        "unlike replicas",
+        "uneven experts",
+        "latent attention",
+        "any",
+        "every switch",
+        "every schedule",
+        "both ends",
+    ),
+    *("mixed cluster", "warm start", "unfused", "forbidden", "long context", "placement", "graph", "validate"),
+)
+"""The slowest: other cases ask the same command, and smaller tests check what they ask it for."""
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ from milpplan.lengths.heterogeneous.count_program import (
 )
 from milpplan.lengths.heterogeneous.search import HeterogeneousBound, HeterogeneousPacker, HeterogeneousSearch
 from milpplan.simulation import IntArray
-from tests.amounts import long_but
+from tests.amounts import first, long_but
 from tests.lengths.all_steps import partitions
 from tests.lengths.cases import GRAIN, deep_pool, pool, pool_of, workload
 from tests.small import small_problem
@@ -200,7 +200,7 @@ def test_no_step_breaks_what_is_learned(make: Callable[[], StrategyTables]) -> N
         assert not bound.relax(one.time_ns, 10.0).excludes
 
 
-@pytest.mark.parametrize(("make", "seconds"), [(pool, 1.0), pytest.param(deep_pool, 2.0, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("make", "seconds"), first(0, [(pool, 1.0), (deep_pool, 2.0)]))
 def test_no_step_is_below_what_is_proved(make: Callable[[], StrategyTables], seconds: float) -> None:
     """What a search proves is below what it finds and below random steps, and not by much."""
     found, random = make(), np.random.default_rng(8)

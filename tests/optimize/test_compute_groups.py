@@ -378,6 +378,7 @@ def test_bounds_of_placed_blocks_count_slice_by_slice(monkeypatch: pytest.Monkey
     assert np.array_equal(closed.state.block_values[blocks], expected)
 
 
+@pytest.mark.long
 def test_layouts_are_relaxed_before_all_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """In large spaces: the optimum is the same, no layout is relaxed twice, and the bound never falls."""
     monkeypatch.setattr(best_first, "FIRST_UNIFORM_CHUNK", 2)

@@ -149,6 +149,7 @@ def test_hybrid_sharding_is_that_of_brute_force(backend: str) -> None:
     assert hybrid >= 2
 
 
+@pytest.mark.long
 def test_hybrid_sharding_in_one_program() -> None:
     """The program over blocks and the program of the whole space have the optimum of brute force, too."""
     for seed in (600, 603, 604):

@@ -121,6 +121,7 @@ def test_monolith_agrees() -> None:
             assert result.step_time_ns == pytest.approx(best.value, rel=1e-9)
 
 
+@pytest.mark.long
 def test_no_plan_beats_the_bounds() -> None:
     """Of every layout no plan that fits is faster than the bounds, the coarse one included."""
     tight = offloaded = 0

@@ -311,9 +311,7 @@ def _check_layers_alike(model: ModelSpec) -> None:
         counts = sorted({kind.num_norms for kind in model.kinds})
         raise _refuse(f"{model.name} has layers with {counts} norms", "two norms a layer")
     attentions = {
-        kind.attention.model_copy(update={"sliding_window": None})
-        if isinstance(kind.attention, GroupedQueryAttention)
-        else _without_sharing(kind.attention)
+        kind.attention.model_dump_json(exclude={"sliding_window": True, "indexer": {"sharing"}})
         for kind in model.kinds
     }
     windows = {window for window in _windows(model) if window is not None}
@@ -363,21 +361,12 @@ _INDEXER_FLAGS: Pairs = {
 functional test (gpt3_mcore_te_tp2_pp2_dsa) has this coefficient."""
 
 
-def _without_sharing(attention: Any) -> Any:
-    """Return the attention as one whose indexer, if any, serves its own layer alone."""
-    indexer = getattr(attention, "indexer", None)
-    if indexer is None:
-        return attention
-    return attention.model_copy(update={"indexer": indexer.model_copy(update={"sharing": "none"})})
-
-
 def _selecting(model: ModelSpec) -> Pairs:
     """Write which layers select keys of their own: layer n, from 1, where max(n - offset, 0) is a multiple of the
     period; the others take those of the layer before (``is_dsa_skip_topk_layer``)."""
-    takes, layers = model.taking_layers, range(model.num_layers)
-    if not takes:
+    if not (takes := model.taking_layers):
         return {}
-    offset = min(takes)
+    offset, layers = min(takes), range(model.num_layers)
     period = min(set(range(offset, len(layers))) - takes, default=len(layers) + offset) + 1 - offset
     if takes != {layer for layer in layers if max(layer + 1 - offset, 0) % period}:
         raise _refuse(f"{model.name} has layers of no period that select keys", "a period of such layers")
@@ -390,15 +379,12 @@ def _attention(model: ModelSpec) -> Pairs:
     pairs: Pairs = {"--num-attention-heads": (str(attention.num_attention_heads),)}
     if isinstance(attention, LatentAttention):
         if attention.indexer is not None:
-            pairs |= (
-                _INDEXER_FLAGS
-                | _selecting(model)
-                | {
-                    "--dsa-indexer-n-heads": (str(attention.indexer.index_n_heads),),
-                    "--dsa-indexer-head-dim": (str(attention.indexer.index_head_dim),),
-                    "--dsa-indexer-topk": (str(attention.indexer.index_topk),),
-                }
-            )
+            pairs |= _INDEXER_FLAGS | _selecting(model)
+            pairs |= {
+                "--dsa-indexer-n-heads": (str(attention.indexer.index_n_heads),),
+                "--dsa-indexer-head-dim": (str(attention.indexer.index_head_dim),),
+                "--dsa-indexer-topk": (str(attention.indexer.index_topk),),
+            }
         pairs |= {
             "--multi-latent-attention": (),
             "--qk-layernorm": (),
@@ -529,18 +515,17 @@ def model_of(
         {"count": len(list(same)), "attention": attention, "mlp": mlp} | own
         for (attention, mlp), same in groupby(zip(attentions, mlps, strict=True))
     ]
-    further = None
-    if (attentions[-1].get("indexer") or {}).get("sharing") == "takes":
-        # Megatron-LM numbers layers of multi-token prediction from 1: the first selects keys of its own.
-        selects = attentions[-1] | {"indexer": attentions[-1]["indexer"] | {"sharing": "none"}}
-        further = {"count": 1, "attention": selects, "mlp": mlps[-1]} | own
-    length = given.needed("--seq-length")
+    indexer, further = attentions[-1].get("indexer"), None
+    if indexer and indexer["sharing"] == "takes":
+        # Layers of multi-token prediction are numbered from 1: the first selects keys of its own.
+        selects = {"attention": attentions[-1] | {"indexer": indexer | {"sharing": "none"}}}
+        further = {"count": 1, "mlp": mlps[-1]} | selects | own
     dropout, scores = (float(given.text(f"--{name}-dropout") or 0.0) > 0 for name in ("hidden", "attention"))
     data = {
         "name": name,
         "hidden_size": hidden,
         "vocab_size": _vocabulary(given, vocab_size),
-        "max_position_embeddings": given.count("--max-position-embeddings", length),
+        "max_position_embeddings": given.count("--max-position-embeddings", given.needed("--seq-length")),
         "layers": runs,
         "mtp_layer": further,
         "tie_word_embeddings": not given.given("--untie-embeddings-and-output-weights"),
@@ -548,7 +533,7 @@ def model_of(
         "norm": (given.text("--normalization") or "").lower(),
         "dropout": dropout,
         "attention_dropout": None if scores == dropout else scores,
-        "default_sequence_length": length,
+        "default_sequence_length": given.needed("--seq-length"),
     }
     return validated(ModelSpec, data, "the model that the arguments describe")
 
@@ -626,19 +611,16 @@ def _read_indexers(given: Arguments, layers: int) -> list[dict[str, Any] | None]
     backend, coefficient = given.text("--dsa-kernel-backend"), given.text("--dsa-indexer-loss-coeff")
     given.given("--no-rope-fusion")
     trained = given.given("--dsa-indexer-use-sparse-loss") and coefficient is not None and float(coefficient) > 0
-    period, offset = given.number("--dsa-indexer-topk-freq"), given.number("--dsa-indexer-skip-topk-offset")
-    if backend == "none" or not trained or not period or offset is None or offset < 0:
+    period, offset = (given.number(f"--dsa-indexer-{name}") or 0 for name in ("topk-freq", "skip-topk-offset"))
+    if backend == "none" or not trained or period < 1 or offset < 0:
         raise InvalidInputError(
             f"--dsa-kernel-backend is {backend}, --dsa-indexer-loss-coeff {coefficient or 'missing'}.",
             "Expected a fused kernel, a loss of the selected keys (--dsa-indexer-use-sparse-loss) with a "
-            "coefficient above 0, and a --dsa-indexer-topk-freq above 0: that is what is priced.",
+            "coefficient above 0, and a --dsa-indexer-topk-freq above 0.",
             "Correct them, to compare the run with such a one.",
         )
-    sizes = {
-        "index_n_heads": given.stated("--dsa-indexer-n-heads"),
-        "index_head_dim": given.stated("--dsa-indexer-head-dim"),
-        "index_topk": given.stated("--dsa-indexer-topk"),
-    }
+    flags = {f"index_{name}": name.replace("_", "-") for name in ("n_heads", "head_dim", "topk")}
+    sizes = {name: given.stated(f"--dsa-indexer-{flag}") for name, flag in flags.items()}
     takes = [max(layer + 1 - max(offset, 1), 0) % period > 0 for layer in range(layers)]
     words = ["takes" if taken else "gives" if after else "none" for taken, after in pairwise([*takes, False])]
     return [sizes | {"sharing": word} for word in words]

@@ -22,7 +22,7 @@ from milpplan.lengths.tabled import (
     solve_groups,
     tour_time_ns,
 )
-from tests.amounts import long_but
+from tests.amounts import first, long_but
 from tests.lengths.tabled.brute_force import event_time_ns, least_time_ns, random_problem
 
 
@@ -108,7 +108,7 @@ def check_against_all_plans(seed: int) -> float | None:
     return found.time_ns / least
 
 
-@pytest.mark.parametrize("block", range(0, 10, 5))
+@pytest.mark.parametrize("block", first(1, range(0, 10, 5)))
 def test_all_plans_lie_between_bound_and_time(block: int) -> None:
     """Small batches, every plan of them listed: the bound is one, and the time is that of some plan."""
     ratios = [check_against_all_plans(seed) for seed in range(block, block + 5)]
@@ -212,10 +212,10 @@ def test_order_of_lengths_does_not_matter(dispatcher: Dispatcher) -> None:
     lengths = batch_of(4, 200)
     one, other = dispatcher.dispatch(lengths), dispatcher.dispatch(lengths[::-1])
     assert (one.time_ns, one.bound_ns, one.order) == (other.time_ns, other.bound_ns, other.order)
-    for first, second in zip(one.micro_batches, other.micro_batches, strict=True):
+    for left, right in zip(one.micro_batches, other.micro_batches, strict=True):
         held = [
             [[sorted(found.lengths[i] for i in micro) for micro in replica] for replica in groups]
-            for found, groups in ((one, first), (other, second))
+            for found, groups in ((one, left), (other, right))
         ]
         assert held[0] == held[1]
 
