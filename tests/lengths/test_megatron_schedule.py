@@ -116,7 +116,7 @@ def test_what_the_runtime_cannot_run_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="recompute settings none, selective, full"):
         check_runtime(problem_of(recompute=("none", "selective", "full")))
     problem = problem_of()
-    short = workload_of(np.full(64, 640), 128)
+    short = workload_of(np.full(8, 640), 128)
     result = solve_lengths(problem, short, 128, 1, 0.05, 5.0, "highs", side_by_side=False)
     with pytest.raises(InvalidInputError, match="no degrees side by side"):
         HybridSchedule(problem, result)

@@ -27,7 +27,7 @@ def check_optimum(seed: int, backend_name: str) -> None:
 
 
 @pytest.mark.parametrize("backend_name", ["cpsat", "cbc", "highs"])
-@pytest.mark.parametrize("seed", first(2, range(6)))
+@pytest.mark.parametrize("seed", first(1, range(6)))
 def test_optimum_is_that_of_all_plans(seed: int, backend_name: str) -> None:
     """Strategies, assignment, packing, order and home together, on every backend."""
     check_optimum(seed, backend_name)

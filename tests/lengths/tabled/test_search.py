@@ -21,7 +21,7 @@ from milpplan.lengths.tabled import (
     check,
     solve_groups,
 )
-from tests.amounts import first, long_but
+from tests.amounts import first
 from tests.lengths.tabled.brute_force import least_time_ns
 
 CONTENT = data()
@@ -86,7 +86,8 @@ def test_published_steps_are_closed(index: int, known_s: float, bound_s: float) 
     assert result.gap <= 0.02
 
 
-@pytest.mark.parametrize("backend", long_but(("cpsat",), ("cpsat", "cbc")))
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["cpsat", "cbc"])
 def test_steps_of_real_size_are_solved_on_every_backend(backend: str) -> None:
     """512 sequences of 7B on 16 GPUs, one strategy: rows are beyond what CP-SAT is trusted with, and go to another
     solver; the bound is below HiGHS' plan, and the plan above its bound."""
