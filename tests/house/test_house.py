@@ -21,7 +21,7 @@ LIMITS = {
 
 TRACED = {
     "files of a default solve": 72,
-    "functions of a default solve": 1_254,
+    "functions of a default solve": 1_255,
     "depth of a default solve": 21,
     "modules loaded by it": 135,
 }
