@@ -508,7 +508,9 @@ def _differences(problem: Problem, plan: Plan, version: str) -> list[Refusal]:
     }
     differences = layout_differences(plan, runs, reasons, runs.expert_dp if run.experts else 1)
     if plan.selects and not problem.hardware.software.operator_checkpoints:
-        differences.append(Refusal("layers replay norms and activations: it replays every second product"))
+        differences.append(
+            Refusal("layers replay norms and activations: it replays every second product", "recompute=none")
+        )
     differences += [Refusal(text) for text in plan_losses(run) if run.cp == 1 or not text.startswith("context")]
     return differences + [Refusal(text) for text in broken_rules(RULES, run).values()]
 
