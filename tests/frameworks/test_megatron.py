@@ -19,6 +19,7 @@ from packaging.version import Version
 from typing_extensions import override
 
 from milpplan import Job, Problem, Space, load_hardware, load_model, solve_lengths, workload_of
+from milpplan.errors import IllegalPlanError
 from milpplan.launchers.megatron.rules import MEGATRON
 from milpplan.lengths.dispatch import HybridSchedule
 from milpplan.reports import lengths_document
@@ -138,9 +139,15 @@ def test_it_builds_uneven_stages(name: str, tmp_path: Path, monkeypatch: pytest.
     assert held == [stage.num_layers for stage in case.plan.virtual_stages]
 
 
-@pytest.mark.skipif(VERSION not in MEGATRON.versions[:2], reason="its indexers have no fused kernel")
 def test_its_layers_share_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of GLM-5.2 it finds the same layers without an indexer, and the layer of further tokens has one."""
+    """Of GLM-5.2 it finds the same layers without an indexer, and the layer of further tokens has one. For
+    versions without a fused kernel the export is refused."""
+    if VERSION not in MEGATRON.versions[:2]:
+        core = import_module("megatron.core.transformer.transformer_config").TransformerConfig
+        assert "dsa_kernel_backend" not in core.__dataclass_fields__
+        with pytest.raises(IllegalPlanError, match="--dsa-kernel-backend"):
+            exported_case("glm-5.2", "megatron", VERSION, *glm_that_shares())
+        return
     from megatron.core.transformer.experimental_attention_variant import dsa
 
     # It asks for the kernel's libraries, which need a GPU.
