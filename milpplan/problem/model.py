@@ -6,6 +6,7 @@ Field names follow Hugging Face ``config.json``. The formulas stand elsewhere: p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import gcd
 from typing import Annotated, Final, Literal
 
@@ -98,6 +99,9 @@ class GroupedQueryAttention(Record):
         return self
 
 
+Sharing = Literal["none", "gives", "takes"]
+
+
 class Indexer(Record):
     """Lightning indexer of sparse attention: small heads score all earlier keys, and a query attends to the best
     (DeepSeek-V3.2)."""
@@ -106,7 +110,7 @@ class Indexer(Record):
     index_head_dim: PositiveInt
     index_topk: PositiveInt
     """Keys that a query attends to at most."""
-    sharing: Literal["none", "gives", "takes"] = "none"
+    sharing: Sharing = "none"
     """``takes``: the layer has no indexer, and attends to the keys that the layer before it attends to (GLM-5.2);
     ``gives``: the next layer takes this one's keys."""
 
@@ -114,6 +118,24 @@ class Indexer(Record):
     def takes(self) -> bool:
         """True if an earlier layer selects the keys."""
         return self.sharing == "takes"
+
+    @staticmethod
+    def taking(num_layers: int, period: int, offset: int) -> list[bool]:
+        """Find the layers that take the keys of the layer before: all but layer n, counted from 1, where
+        max(n - offset, 0) is a multiple of the period.
+
+        Source: Megatron-LM at d98e8a64, experimental_attention_variant/dsa.py, ``is_dsa_skip_topk_layer``.
+        """
+        return [max(layer + 1 - offset, 0) % period != 0 for layer in range(num_layers)]
+
+    @staticmethod
+    def sharings(takes: Sequence[bool]) -> list[Sharing]:
+        """Return ``sharing`` of each layer, given which layers take the keys of the layer before."""
+        following = [*takes[1:], False]
+        return [
+            "takes" if taken else "gives" if after else "none"
+            for taken, after in zip(takes, following, strict=True)
+        ]
 
 
 class LatentAttention(Record):

@@ -18,13 +18,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Any, Literal
 
 from milpplan.errors import IllegalPlanError, InvalidInputError
 from milpplan.problem import (
     DenseMlp,
     GroupedQueryAttention,
+    Indexer,
     LatentAttention,
     LayerRun,
     MixtureOfExperts,
@@ -362,13 +363,12 @@ functional test (gpt3_mcore_te_tp2_pp2_dsa) has this coefficient."""
 
 
 def _selecting(model: ModelSpec) -> Pairs:
-    """Write which layers select keys of their own: layer n, from 1, where max(n - offset, 0) is a multiple of the
-    period; the others take those of the layer before (``is_dsa_skip_topk_layer``)."""
+    """Write the period and the offset of the layers that select keys of their own (``Indexer.taking``)."""
     if not (takes := model.taking_layers):
         return {}
-    offset, layers = min(takes), range(model.num_layers)
-    period = min(set(range(offset, len(layers))) - takes, default=len(layers) + offset) + 1 - offset
-    if takes != {layer for layer in layers if max(layer + 1 - offset, 0) % period}:
+    offset, layers = min(takes), model.num_layers
+    period = min(set(range(offset, layers)) - takes, default=layers + offset) + 1 - offset
+    if [layer in takes for layer in range(layers)] != Indexer.taking(layers, period, offset):
         raise _refuse(f"{model.name} has layers of no period that select keys", "a period of such layers")
     return {"--dsa-indexer-topk-freq": (str(period),), "--dsa-indexer-skip-topk-offset": (str(offset),)}
 
@@ -616,14 +616,13 @@ def _read_indexers(given: Arguments, layers: int) -> list[dict[str, Any] | None]
         raise InvalidInputError(
             f"--dsa-kernel-backend is {backend}, --dsa-indexer-loss-coeff {coefficient or 'missing'}.",
             "Expected a fused kernel, a loss of the selected keys (--dsa-indexer-use-sparse-loss) with a "
-            "coefficient above 0, and a --dsa-indexer-topk-freq above 0.",
+            "coefficient above 0, and a --dsa-indexer-topk-freq above 0: that is what is priced.",
             "Correct them, to compare the run with such a one.",
         )
     flags = {f"index_{name}": name.replace("_", "-") for name in ("n_heads", "head_dim", "topk")}
     sizes = {name: given.stated(f"--dsa-indexer-{flag}") for name, flag in flags.items()}
-    takes = [max(layer + 1 - max(offset, 1), 0) % period > 0 for layer in range(layers)]
-    words = ["takes" if taken else "gives" if after else "none" for taken, after in pairwise([*takes, False])]
-    return [sizes | {"sharing": word} for word in words]
+    takes = Indexer.taking(layers, period, max(offset, 1))
+    return [sizes | {"sharing": sharing} for sharing in Indexer.sharings(takes)]
 
 
 def _check_latent(given: Arguments) -> None:

@@ -133,11 +133,11 @@ def _indexed(fields: Fields, takes: list[bool]) -> list[LatentAttention]:
     if len(kinds) != fields.num_layers or not {*map(str, kinds)} <= {*INDEXED}:
         raise fields.refuse(f"layer_types is {shown(kinds)}.", f"Expected {INDEXED[0]} in every layer.")
     sizes = {key: fields.integer(key) for key in ("index_n_heads", "index_head_dim", "index_topk")}
-    attention, attentions = latent_attention(fields), []
-    for flag, following in zip(takes, [*takes[1:], False], strict=True):
-        sharing = "takes" if flag else "gives" if following else "none"
-        attentions.append(attention.model_copy(update={"indexer": Indexer(**sizes, sharing=sharing)}))
-    return attentions
+    attention = latent_attention(fields)
+    return [
+        attention.model_copy(update={"indexer": Indexer(**sizes, sharing=sharing)})
+        for sharing in Indexer.sharings(takes)
+    ]
 
 
 def _deepseek_v32(fields: Fields, name: str) -> ModelSpec:
@@ -151,8 +151,7 @@ def _takes_keys(fields: Fields) -> list[bool]:
     listed, pattern = fields.sequence("indexer_types"), fields.value("index_topk_pattern")
     freq = fields.integer("index_topk_freq", default=1)
     offset = fields.integer("index_skip_topk_offset", default=2, minimum=0)
-    kinds = [max(layer - offset + 1, 0) % freq == 0 for layer in range(fields.num_layers)]
-    names = ["full" if full else "shared" for full in kinds]
+    names = ["shared" if taken else "full" for taken in Indexer.taking(fields.num_layers, freq, offset)]
     if isinstance(pattern, str):
         names = [{"F": "full", "S": "shared"}.get(letter, letter) for letter in pattern]
     elif pattern is not None:
