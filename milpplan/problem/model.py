@@ -391,6 +391,14 @@ class LayerRun(Record):
         return self.head_counts if self.attention.gate_rank is None else (1,)
 
     @property
+    def prices_products(self) -> bool:
+        """True if checkpoints of single matrix products are priced (``Software.operator_checkpoints``): those of
+        a dense MLP and of grouped-query attention without a gate or selected blocks."""
+        attention = self.attention
+        plain = isinstance(attention, GroupedQueryAttention) and not attention.gate_dim and not attention.blocks
+        return plain and self.mlp.type == "dense"
+
+    @property
     def has_known_adapters(self) -> bool:
         """True if ``linear_modules`` names all matrices that people adapt in a layer."""
         attention = isinstance(self.attention, GroupedQueryAttention | LatentAttention)

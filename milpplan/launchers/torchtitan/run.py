@@ -46,7 +46,6 @@ from milpplan.launchers.capabilities import (
 from milpplan.launchers.expressible import Rules, model_differences
 from milpplan.problem import (
     NO_MODULES,
-    DenseMlp,
     GroupedQueryAttention,
     LatentAttention,
     Layout,
@@ -470,17 +469,14 @@ RULES: Rules = {
 """Rules by name, with source and check of a run."""
 
 
-def is_dense(model: ModelSpec) -> bool:
-    """Check that every layer is dense with grouped-query attention, of which what SelectiveAC keeps is priced."""
-    return all(
-        isinstance(kind.attention, GroupedQueryAttention) and isinstance(kind.mlp, DenseMlp)
-        for kind in model.kinds
-    )
+def prices_products(model: ModelSpec) -> bool:
+    """Check that every layer is one of which what SelectiveAC keeps is priced."""
+    return all(kind.prices_products for kind in model.kinds)
 
 
 def titan_modes(problem: Problem) -> tuple[Mode, ...]:
     """List the recompute modes of the model's layers; selective is SelectiveAC, by matrix product."""
-    return ("none", "selective", "full") if is_dense(problem.model) else ("none", "full")
+    return ("none", "selective", "full") if prices_products(problem.model) else ("none", "full")
 
 
 def titan_states(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:

@@ -15,7 +15,7 @@ from milpplan.errors import InvalidInputError
 from milpplan.launchers import Known, known_settings
 from milpplan.launchers.capabilities import Mode
 from milpplan.launchers.settings import Settings
-from milpplan.launchers.torchtitan.run import NEWEST, V022, Pair, Run, is_dense
+from milpplan.launchers.torchtitan.run import NEWEST, V022, Pair, Run, prices_products
 from milpplan.problem import ModelSpec
 from milpplan.problem.reading import shown
 
@@ -322,7 +322,7 @@ def _recompute(settings: Settings, version: str, model: ModelSpec) -> Mode:
         mode = settings.get(f"{section}policy")
         words = {policy: name for name, policy in POLICIES.items()}
     # The products of a router are none of a dense layer.
-    if words.get(mode) == "selective" and not (is_dense(model) and forced == ["moe.router.gate"]):
+    if words.get(mode) == "selective" and not (prices_products(model) and forced == ["moe.router.gate"]):
         del words[mode]
     if mode not in words:
         raise InvalidInputError(

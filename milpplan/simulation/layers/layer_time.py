@@ -292,10 +292,8 @@ def _grouped_query_attention(shard: Shard, attention: GroupedQueryAttention, tal
 
 def has_operator_checkpoints(problem: Problem, kind: LayerRun) -> bool:
     """Check if selective recomputation of the layer goes by product (``Software.operator_checkpoints``)."""
-    attention = kind.attention
-    plain = isinstance(attention, GroupedQueryAttention) and not attention.gate_dim and not attention.blocks
-    priced = plain and isinstance(kind.mlp, DenseMlp)
-    return problem.hardware.software.operator_checkpoints and problem.job.attention_kernel == "flash" and priced
+    has = problem.hardware.software.operator_checkpoints and problem.job.attention_kernel == "flash"
+    return has and kind.prices_products
 
 
 def _replayed_products(shard: Shard, kind: LayerRun, tally: Tally) -> None:
