@@ -263,12 +263,11 @@ def _gather_embeddings(
     """Add the exchange of shared images' embeddings: they are gathered and copied together, and those of other
     ranks copied into the embedding, too; gradients of all are summed on every rank."""
     group, hardware, vision = placement.context(columns), problem.hardware, _vision(problem)
+    shared = columns.vision_data_parallel.astype(np.float64)
     for projector in vision.projectors:
-        tokens = patches / (1 if projector.of_patches else vision.patches_per_token)
-        size = BF16_BYTES * tokens * projector.widths[-1]
-        own = BF16_BYTES * shard.tokens * (tokens / patches) * projector.widths[-1]
-        seconds, shared = np.zeros_like(costs.seconds), columns.vision_data_parallel.astype(np.float64)
-        others = np.maximum(size - own, 0.0)
+        a_patch = BF16_BYTES * projector.widths[-1] / (1 if projector.of_patches else vision.patches_per_token)
+        size, others = a_patch * patches, a_patch * np.maximum(patches - shard.tokens, 0.0)
+        seconds = np.zeros_like(costs.seconds)
         seconds[Part.COMPUTE, Phase.FORWARD] = shard.memory_bound(2 * size) + shard.memory_bound(2 * others)
         seconds[Part.CP, Phase.FORWARD] = collectives.all_gather_s(hardware, size, *group)
         if not problem.inference:
