@@ -370,7 +370,7 @@ def _switch_lists(problem: Problem, rule_filter: RuleFilter, columns: Columns) -
     return Choices.joined(parts).shared()
 
 
-MODULES_RULE: Final = "recompute_modules_of_the_model"
+MODULES_RULES: Final = ("recompute_modules_of_the_model", "offload_modules_of_the_model")
 
 
 def _switches(
@@ -389,12 +389,12 @@ def _switches(
         rules |= KEPT_RULES
     if "expert_dispatch" in asked:
         rules |= DISPATCH_RULES | {"dispatched_as_by_default": _dispatch_is_new}
-    # One rule reads the modules of recomputation: they are crossed last, with the few rows that are legal.
+    # Few rules read the modules of recomputation: they are crossed last, with the few rows that are legal.
     modules = asked.pop("recompute_modules", None)
     module_rules, each = {}, 1
     if modules is not None:
-        module_rules, each = {MODULES_RULE: rules[MODULES_RULE]}, len(modules)
-        rules = {name: rule for name, rule in rules.items() if name != MODULES_RULE}
+        module_rules, each = {name: rules[name] for name in MODULES_RULES}, len(modules)
+        rules = {name: rule for name, rule in rules.items() if name not in MODULES_RULES}
     names, own = (*columns, *asked), columns.get(STANDS_FOR, np.ones_like(columns["tp"]))
     defaults = default_switches({**columns, **dict.fromkeys(asked, own)})
     options: dict[int, IntArray] = {}
