@@ -55,6 +55,10 @@ def _as_planned(problem: Problem) -> str:
     return NO_MODULES
 
 
+def _as_described(version: str) -> Mapping[str, object]:
+    return {}
+
+
 def _all_or_none(problem: Problem) -> tuple[Mode, ...]:
     return ("none", "full")
 
@@ -78,8 +82,8 @@ class Capability:
     own_modules: Callable[[Problem], str] = _as_planned
     """Modules that its selective recomputation replays where the space names none; ``NO_MODULES``: those that a
     plan counts."""
-    program: Mapping[str, object] = field(default_factory=dict)
-    """Fields of ``Software`` by which the program that an export starts keeps other bytes than the hardware's."""
+    program: Callable[[str], Mapping[str, object]] = _as_described
+    """Fields of ``Software``, by version, in which the program that an export starts is not the hardware's."""
     formats: Mapping[str, str] = field(default_factory=dict)
     """Reasons, by fields of ``Job``, why it has no other number format or attention kernel than the default."""
     batch_settings: Mapping[str, str] = field(default_factory=dict)

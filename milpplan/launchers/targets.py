@@ -151,8 +151,10 @@ def restrict(problem: Problem, target: str, version: str | None = None, *, stack
     capability = _capability_named(target)
     chosen = version_of(capability, version)
     TARGETS[target].check(problem, chosen)
-    changes = _values(problem, capability)
-    changes |= {"target": target, "target_version": chosen, "recompute": _modes(problem, capability)}
+    named = {"target": target, "target_version": chosen}
+    changes = _values(problem, capability) | named
+    targeted = problem.model_copy(update={"space": problem.space.model_copy(update=named)})
+    changes["recompute"] = _modes(targeted, capability)
     if "selective" in changes["recompute"] and (own := capability.own_modules(problem)) != NO_MODULES:
         asked = changes.get("recompute_modules") or problem.module_sets
         changes["recompute_modules"] = tuple(dict.fromkeys(own if each == NO_MODULES else each for each in asked))
@@ -161,7 +163,7 @@ def restrict(problem: Problem, target: str, version: str | None = None, *, stack
     elif problem.space.recompute_counts != "alike":
         changes["recompute_counts"] = capability.recompute_counts
     described = fitted_hardware(target, problem.hardware) if stack else problem.hardware
-    software = described.software.model_copy(update=dict(capability.program))
+    software = described.software.model_copy(update=dict(capability.program(chosen)))
     hardware = described.model_copy(update={"software": software})
     return problem.model_copy(update={"space": problem.space.model_copy(update=changes), "hardware": hardware})
 

@@ -369,9 +369,12 @@ class Software(Record):
     """True if every tensor-parallel product of queries, keys, values, gate and up keeps its own copy of its input.
     Otherwise products with the same input share it."""
     operator_checkpoints: bool = False
-    """True if selective recomputation keeps the results of the attention kernel and of every second matrix
-    product, and replays all other operators (torchtitan), with flash attention, grouped-query attention and a
-    dense MLP. Otherwise it drops the results of norms and activations."""
+    """True if selective recomputation keeps the results of the attention kernel, of every second matrix product
+    and of exchanges of tokens, and replays all other operators (torchtitan), with flash attention, grouped-query
+    attention, and a dense MLP or routed experts. Otherwise it drops the results of norms and activations."""
+    fused_qkv: bool = True
+    """True if queries, keys and values are one product, of which operator-wise checkpoints keep the result.
+    Otherwise they are three, and the keys are replayed."""
     keeps_unread_results: bool = True
     """True if operator-wise checkpoints also keep the result of the last product, which no backward reads; a
     compiled layer does not keep it."""

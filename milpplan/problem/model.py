@@ -336,11 +336,10 @@ class LayerRun(Record):
         with the product behind them (Megatron-LM at d98e8a64, core/models/gpt/gpt_layer_specs.py).
         """
         mixer, mlp = self.attention, self.mlp
-        experts, latent = isinstance(mlp, MixtureOfExperts), isinstance(mixer, LatentAttention)
-        compressed = mixer.type == "compressed"
-        whole = (mixer.type == "gqa" and mixer.blocks is None) or (
-            isinstance(mixer, LatentAttention) and mixer.indexer is None
-        )
+        experts, compressed = isinstance(mlp, MixtureOfExperts), mixer.type == "compressed"
+        latent = isinstance(mixer, LatentAttention)
+        whole = mixer.type == "gqa" and mixer.blocks is None
+        whole = whole or (isinstance(mixer, LatentAttention) and mixer.indexer is None)
         present = {
             "core_attn": whole,
             "moe_act": experts,
@@ -392,11 +391,16 @@ class LayerRun(Record):
 
     @property
     def prices_products(self) -> bool:
-        """True if checkpoints of single matrix products are priced (``Software.operator_checkpoints``): those of
-        a dense MLP and of grouped-query attention without a gate or selected blocks."""
-        attention = self.attention
-        plain = isinstance(attention, GroupedQueryAttention) and not attention.gate_dim and not attention.blocks
-        return plain and self.mlp.type == "dense"
+        """True if operator-wise checkpoints of it are priced: with grouped-query attention and no biases, dense or
+        with routed experts, whose router, replayed by its shape, has the shape of no other product."""
+        mixer, mlp = self.attention, self.mlp
+        if mixer.type != "gqa" or mixer.gate_dim or mixer.blocks or mixer.qkv_bias or mixer.output_bias:
+            return False
+        if mlp.type != "moe":
+            return mlp.type == "dense"
+        alone = mlp.num_experts / mixer.head_dim not in (mixer.num_key_value_heads, mixer.num_attention_heads)
+        others = mlp.bias or mlp.router_bias or mlp.shared_intermediate_size or mlp.latent_size
+        return alone and mlp.gated and not others
 
     @property
     def has_known_adapters(self) -> bool:

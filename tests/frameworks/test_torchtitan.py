@@ -12,7 +12,11 @@ from typing import Any
 
 import pytest
 
-from milpplan.launchers.torchtitan.run import NEWEST, V022, V030
+from milpplan import load_hardware, load_model
+from milpplan.launchers.torchtitan.run import NEWEST, V022, V030, prices_products, titan_program
+from milpplan.problem import Job, Layout, Problem
+from milpplan.simulation import LayoutColumns
+from milpplan.simulation.layers import layer_activations
 from tests.frameworks.jobs import Case, all_cases, all_full, best_cases, differing, layers_of, torchrun_words
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]
@@ -154,6 +158,92 @@ def check_pipeline(case: Case, found: Any) -> None:
         stages, layers, *_ = pipeline_parallel._get_pipeline_metadata(dims, parallelism, model)
         assert stages % layout.pp == 0
         assert layers == case.problem.model.num_layers
+
+
+def selective_layer(name: str, flavor: str) -> Any:
+    """A layer of torchtitan's model under its ``SelectiveAC``, which calls its attention ``inner_attention``."""
+    import torch
+
+    if VERSION != V022:
+        import importlib
+
+        from torchtitan.distributed.activation_checkpoint import SelectiveAC
+
+        family = importlib.import_module(f"torchtitan.models.{name}")
+        layer = family.model_registry(flavor, attn_backend="flex").model.layers[0].build().to(torch.bfloat16)
+        layer.attention.inner_attention = product_of_heads()
+        return SelectiveAC.Config().build()._wrap_block(layer, base_fqn="layers.0")
+    from torchtitan.config.job_config import ActivationCheckpoint
+    from torchtitan.distributed.activation_checkpoint import _apply_op_sac
+    from torchtitan.models.llama3 import llama3_args
+    from torchtitan.models.llama3.infra.parallelize import _op_sac_save_list
+    from torchtitan.models.llama3.model.model import TransformerBlock
+
+    layer = TransformerBlock(0, llama3_args[flavor]).to(torch.bfloat16)
+    layer.attention.inner_attention = product_of_heads()
+    return _apply_op_sac(layer, ActivationCheckpoint(), op_sac_save_list=_op_sac_save_list)
+
+
+def product_of_heads() -> Any:
+    """Attention without a kernel, of which nothing is kept: that of a CPU is none of torchtitan's list."""
+    import torch
+
+    class Product(torch.nn.Module):
+        def forward(self, q: Any, k: Any, v: Any, **_: Any) -> Any:
+            heads = 1 if VERSION == V022 else -2
+            times = q.shape[heads] // k.shape[heads]
+            return q * k.repeat_interleave(times, heads) * v.repeat_interleave(times, heads)
+
+    return Product()
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "qwen3-30b-a3b"])
+def test_selective_recomputation_keeps_what_is_counted(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes that torchtitan's own checkpoints keep of a layer, in one process and not compiled, beside its input
+    and what the attention kernel gives. What 0.2.2 keeps of experts is not counted."""
+    import torch
+    from torch.utils import _pytree, checkpoint
+
+    spec = load_model(model)
+    if not prices_products(spec, VERSION):
+        assert (VERSION, model) == (V022, "qwen3-30b-a3b")
+        return
+    modes: list[Any] = []
+    mode = checkpoint._CachingTorchDispatchMode
+    start = mode.__init__
+
+    def started(self: Any, *given: Any, **named: Any) -> None:
+        modes.append(self)
+        start(self, *given, **named)
+
+    monkeypatch.setattr(mode, "__init__", started)
+    tokens = 64
+    layer = selective_layer(*{"llama3-8b": ("llama3", "8B"), "qwen3-30b-a3b": ("qwen3", "30B-A3B")}[model])
+    batch = (tokens,) if VERSION == NEWEST else (1, tokens)
+    x = torch.randn(*batch, spec.hidden_size, dtype=torch.bfloat16, requires_grad=True)
+    if VERSION == V022:
+        from torchtitan.models.llama3.model.model import precompute_freqs_cis
+
+        layer(x, precompute_freqs_cis(spec.layers[0].attention.head_dim, tokens), None)
+    else:
+        layer(x, None, torch.arange(tokens).reshape(batch))
+    leaves = [leaf for mode in modes for calls in mode.storage.values() for leaf in _pytree.tree_leaves(calls)]
+    kept = [tensor for leaf in leaves if torch.is_tensor(tensor := getattr(leaf, "val", leaf))]
+    software = load_hardware("dgx-h100").software.model_copy(
+        update=titan_program(VERSION) | {"keeps_unread_results": True}
+    )
+    problem = Problem(
+        model=spec,
+        hardware=load_hardware("dgx-h100").model_copy(update={"software": software}),
+        job=Job(num_gpus=1, global_batch_size=1, sequence_length=tokens),
+    )
+    found = layer_activations(problem, spec.kinds[0], LayoutColumns.of([Layout(global_batch_size=1)]))
+    attention, mlp = spec.kinds[0].attention, spec.kinds[0].mlp
+    apart = 2 * spec.hidden_size + (2 * attention.head_dim + 4) * attention.num_attention_heads
+    # On a processor the probabilities of chosen experts have 16 bits instead of 32.
+    apart += 2 * getattr(mlp, "num_experts_per_tok", 0)
+    counted = float((found.kept - found.dropped_selective)[0]) - tokens * apart
+    assert sum(tensor.nbytes for tensor in kept) == pytest.approx(counted, rel=1e-9)
 
 
 def test_it_refuses_degrees_that_do_not_multiply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from milpplan.launchers.torchtitan.run import NEWEST, RULES, V022, V030, Run, fl
 from milpplan.launchers.torchtitan.settings import known
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Space
+from milpplan.simulation.bulk.simulate_many import uniform_plan
 from milpplan.simulation.layers import total_parameters
 from tests.launchers.cases import legal_layout
 from tests.launchers.torchtitan_cases import (
@@ -198,6 +199,7 @@ BREAKS = {
     "replicas_stand_alone": {"shard": 1, "replicate": 8},
     "model_has_pipeline": {"flavor": ("gpt_oss", "120b"), "stages": (18, 18)},
     "deepep_has_the_model": {"deduplicated": True},
+    "kept_products_are_priced": {"recompute": "selective"},
     "flex_attention_is_not_split": {"cp": 2},
 }
 
@@ -270,24 +272,44 @@ def test_a_recipe_is_read_and_not_run() -> None:
 
 def test_the_best_plan_replays_every_second_product() -> None:
     """Of a dense model that keeps too much without recomputation; its files, read back, take the same step. A plan
-    that replays norms and activations instead is refused, and a model with experts has no such checkpoints."""
+    that replays norms and activations instead is refused, and so is one for a version that replays others."""
     problem = problem_of("llama3-8b", "dgx-h100", num_gpus=16, global_batch_size=64, sequence_length=8192)
     space = Space(kind="uniform", tp=(1,), pp=(1,), micro_batch_size=(2,))
-    titan = restrict(problem.model_copy(update={"space": space}), "torchtitan")
-    assert titan.space.recompute == ("none", "selective", "full")
-    plan = solve(titan).plan
-    assert plan is not None
-    assert plan.selects
     for version in (V022, V030, NEWEST):
+        titan = restrict(problem.model_copy(update={"space": space}), "torchtitan", version)
+        assert titan.space.recompute == ("none", "selective", "full")
+        plan = solve(titan).plan
+        assert plan is not None
+        assert plan.selects
         files, found = round_trip(titan, plan, version)
         assert "elective" in next(iter(files.values()))
         assert found.plan.virtual_stages == plan.virtual_stages
         there = titan.model_copy(update={"hardware": found.problem.hardware})
         assert simulate(there, plan) == simulate(titan, plan)
-    with pytest.raises(IllegalPlanError, match="every second product"):
-        TORCHTITAN.export(problem, plan, NEWEST)
+        with pytest.raises(IllegalPlanError, match="every second product"):
+            TORCHTITAN.export(problem, plan, version)
+        with pytest.raises(IllegalPlanError, match="one product" if version == V022 else "three products"):
+            TORCHTITAN.export(titan, plan, NEWEST if version == V022 else V022)
+
+
+def test_layers_with_experts_replay_all_but_products_and_exchanges() -> None:
+    """Of the models whose operators are priced; 0.2.2, which compiles parts of these layers, is left out."""
     experts = problem_of("qwen3-30b-a3b", "dgx-h100", num_gpus=16, global_batch_size=64)
-    assert restrict(experts, "torchtitan").space.recompute == ("none", "full")
+    assert restrict(experts, "torchtitan", V022).space.recompute == ("none", "full")
+    titan = restrict(experts, "torchtitan")
+    assert titan.space.recompute == ("none", "selective", "full")
+    layout = layout_space(titan).columns.at(0)
+    steps = {}
+    for mode in ("none", "selective", "full"):
+        plan = uniform_plan(titan, layout, mode)
+        _, found = round_trip(titan, plan, NEWEST)
+        steps[mode] = simulate(found.problem, found.plan)
+        assert steps[mode] == simulate(found.problem, plan)
+    assert steps["none"].step_time_s < steps["selective"].step_time_s < steps["full"].step_time_s
+    assert steps["full"].peak_memory_bytes < steps["selective"].peak_memory_bytes < steps["none"].peak_memory_bytes
+    for model in ("gpt-oss-120b", "deepseek-v3"):
+        others = problem_of(model, "dgx-h100", num_gpus=64, global_batch_size=64)
+        assert restrict(others, "torchtitan").space.recompute == ("none", "full")
 
 
 def test_checkpoints_by_product_lie_between_all_and_none() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from milpplan import Layout, Plan, Problem, Recompute, VirtualStage
 from milpplan.launchers import TARGETS, Imported, ImportRequest
-from milpplan.launchers.torchtitan.run import NEWEST, V022, V030
+from milpplan.launchers.torchtitan.run import NEWEST, V022, V030, prices_products
 from tests.simulation.cases import problem_of
 
 TORCHTITAN = TARGETS["torchtitan"]
@@ -77,9 +77,9 @@ def random_case(seed: int) -> tuple[Problem, Plan, str]:
     layout |= {"dp_replicate": int(random.choice(groups))} if zero else {}
     layout |= {"keep_weights": zero == 3 and count > 1 and bool(random.integers(2))}
     full = bool(random.integers(2))
-    selective = not full and model in ("llama3-8b", "llama3-70b", "qwen3-32b") and bool(random.integers(2))
+    selective = not full and prices_products(problem.model, version) and bool(random.integers(2))
     if selective:
-        software = problem.hardware.software.model_copy(update=dict(TORCHTITAN.capability.program))
+        software = problem.hardware.software.model_copy(update=dict(TORCHTITAN.capability.program(version)))
         hardware = problem.hardware.model_copy(update={"software": software})
         problem = problem.model_copy(update={"hardware": hardware})
     return problem, staged(Layout.model_validate(layout), sizes, full, selective), version

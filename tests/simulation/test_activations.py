@@ -243,14 +243,28 @@ def test_single_operators_keep_more(software: dict[str, object], bytes_a_token: 
 
 @pytest.mark.parametrize(("tp", "sums"), [(1, 0), (4, 2 * 4096)])
 @pytest.mark.parametrize("unread", [True, False])
-def test_operator_checkpoints_keep_every_second_product(tp: int, sums: int, unread: bool) -> None:
-    """Of a layer of Llama 3 8B: its input, queries, values, the result of attention with 4 bytes a head, gate, and
-    the last product's result unless the layer is compiled; with tensor parallelism the two sums over it."""
-    found = with_software("llama3-8b", {"tp": tp}, operator_checkpoints=True, keeps_unread_results=unread)
-    products = (4096 + 1024 + 4096 + 14336) / tp + (4096 if unread else 0)
+@pytest.mark.parametrize("fused", [True, False])
+def test_operator_checkpoints_keep_every_second_product(tp: int, sums: int, unread: bool, fused: bool) -> None:
+    """Of a layer of Llama 3 8B: its input, queries, values, keys of the same product, the result of attention with
+    4 bytes a head, gate, and the last product's result unless the layer is compiled; with tensor parallelism the
+    two sums over it."""
+    software = {"operator_checkpoints": True, "keeps_unread_results": unread, "fused_qkv": fused}
+    found = with_software("llama3-8b", {"tp": tp}, **software)
+    products = (4096 + 1024 + 1024 * fused + 4096 + 14336) / tp + (4096 if unread else 0)
     expected = 8192 * (2 * (4096 + products + sums) + 4 * 32 / tp)
     assert found.kept - found.dropped_selective == pytest.approx(expected)
     assert found.dropped_full == with_software("llama3-8b", {"tp": tp}).dropped_full
+
+
+@pytest.mark.parametrize(("ep", "exchanged"), [(1, 0), (8, 2 * 8 * 2048)])
+def test_operator_checkpoints_keep_choices_and_exchanges_of_experts(ep: int, exchanged: int) -> None:
+    """Of a layer of Qwen3 30B-A3B its input, the product of queries, keys and values, the result of attention with
+    4 bytes a head, 12 bytes for each of eight chosen experts, and the rows of both exchanges."""
+    found = with_software("qwen3-30b-a3b", {"dp": 8, "ep": ep}, operator_checkpoints=True)
+    products = 2048 + 4096 + 2 * 512 + 4096
+    tokens = problem_of("qwen3-30b-a3b", "dgx-h100").job.sequence_length
+    expected = tokens * (2 * (products + exchanged) + 4 * 32 + 12 * 8)
+    assert found.kept - found.dropped_selective == pytest.approx(expected)
 
 
 def test_nothing_is_gathered_without_sequence_parallelism() -> None:

@@ -110,14 +110,33 @@ def test_published_flops_of_a_gpt_layer(tp: int) -> None:
     assert found[Phase.SELECTIVE] == pytest.approx(4 * b * s**2 * h)
 
 
-def test_operator_checkpoints_replay_every_second_product() -> None:
-    """Of a layer of Llama 3 8B keys, output and up: 2 FLOPs a weight and token; attention is not replayed."""
+@pytest.mark.parametrize(("fused", "keys"), [(True, 0), (False, 1024)])
+def test_operator_checkpoints_replay_every_second_product(fused: bool, keys: int) -> None:
+    """Of a layer of Llama 3 8B output and up, and the keys where they are a product of their own: 2 FLOPs a weight
+    and token; attention is not replayed."""
     plain = ideal_hardware()
-    software = plain.software.model_copy(update={"operator_checkpoints": True})
+    software = plain.software.model_copy(update={"operator_checkpoints": True, "fused_qkv": fused})
     problem = problem_of("llama3-8b", plain.model_copy(update={"software": software}))
     found = seconds(problem)[Part.COMPUTE, Phase.SELECTIVE] * PEAK_FLOPS_PER_S
-    assert found == pytest.approx(2 * 8192 * 4096 * (1024 + 4096 + 14336))
+    assert found == pytest.approx(2 * 8192 * 4096 * (keys + 4096 + 14336))
     assert seconds(problem_of("llama3-8b", plain))[Part.COMPUTE, Phase.SELECTIVE] * PEAK_FLOPS_PER_S < 1
+
+
+@pytest.mark.parametrize(("ep", "unread", "down"), [(1, False, 1), (8, False, 0), (8, True, 1)])
+def test_operator_checkpoints_replay_routed_experts(ep: int, unread: bool, down: int) -> None:
+    """Of a layer of Qwen3 30B-A3B output, router and eight experts a token; the experts' last product only where
+    its result, which no exchange has kept, is read again, or where nothing tells that it is not. No exchange."""
+    plain = ideal_hardware()
+    kept = {"operator_checkpoints": True, "keeps_unread_results": unread}
+    problem = problem_of(
+        "qwen3-30b-a3b", plain.model_copy(update={"software": plain.software.model_copy(update=kept)})
+    )
+    found = seconds(problem, dp=8, ep=ep)
+    tokens = problem.job.sequence_length
+    experts = 8 * 768 * (2 + down)
+    expected = 2 * tokens * 2048 * (4096 + 128 + experts)
+    assert found[Part.COMPUTE, Phase.SELECTIVE] * PEAK_FLOPS_PER_S == pytest.approx(expected)
+    assert found[Part.EP, Phase.SELECTIVE] == 0
 
 
 def test_norms_of_queries_and_keys_cost_as_much_with_any_positions() -> None:

@@ -533,7 +533,7 @@ SHARDED = replace(
             shards=True,
         ),
     },
-    program={**TRANSFORMERS, **REDUCED},
+    program=lambda version: {**TRANSFORMERS, **REDUCED},
 )
 """Layouts and bytes of the files that are written for a program with a tensor-parallel plan."""
 ACCELERATE = replace(SHARDED, limits={**FSDP2.limits, "tp": WHOLE_MATRICES})

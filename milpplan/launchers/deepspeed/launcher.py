@@ -319,7 +319,7 @@ DEEPSPEED = config_capability(
     formats={
         "precision": "it computes in bf16",
     },
-    program=TRANSFORMERS,
+    program=lambda version: TRANSFORMERS,
     batch_settings={
         "micro-batch": "train_micro_batch_size_per_gpu",
         "accumulation": "gradient_accumulation_steps",

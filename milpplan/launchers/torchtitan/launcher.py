@@ -42,6 +42,7 @@ from milpplan.launchers.torchtitan.run import (
     plan_of_run,
     run_of_plan,
     sharding_of,
+    titan_program,
 )
 from milpplan.launchers.torchtitan.settings import QUIET, known, run_of, settings_of, translated
 from milpplan.problem import HardwareSpec, ModelSpec, Plan, Problem
@@ -331,7 +332,7 @@ def _software(run: Run, compiled: bool, hardware: HardwareSpec, notes: list[str]
     """Set what the settings decide of the software: the dispatcher, and what checkpoints by product keep."""
     wanted = {"deduplicated_dispatch": run.deduplicated} if run.ep > 1 else {}
     if run.recompute == "selective":
-        wanted |= {"operator_checkpoints": True, "keeps_unread_results": not compiled}
+        wanted |= titan_program(run.version) | {"keeps_unread_results": not compiled}
     changes = {name: value for name, value in wanted.items() if getattr(hardware.software, name) != value}
     notes += [f"software.{name} = {str(value).lower()}, as the settings say." for name, value in changes.items()]
     software = hardware.software.model_copy(update=changes)
@@ -507,10 +508,15 @@ def _differences(problem: Problem, plan: Plan, version: str) -> list[Refusal]:
         "schedule": "without a pipeline there is one schedule",
     }
     differences = layout_differences(plan, runs, reasons, runs.expert_dp if run.experts else 1)
-    if plan.selects and not problem.hardware.software.operator_checkpoints:
+    software = problem.hardware.software
+    if plan.selects and not software.operator_checkpoints:
         differences.append(
             Refusal("layers replay norms and activations: it replays every second product", "recompute=none")
         )
+    elif plan.selects and software.fused_qkv == (version == V022):
+        products = "three products" if version == V022 else "one product"
+        text = f"queries, keys and values are {products} in {version}, so it replays others than are counted"
+        differences.append(Refusal(text, "recompute=none"))
     differences += [Refusal(text) for text in plan_losses(run) if run.cp == 1 or not text.startswith("context")]
     return differences + [Refusal(text) for text in broken_rules(RULES, run).values()]
 

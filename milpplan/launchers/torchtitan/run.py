@@ -453,6 +453,15 @@ def _latent(run: Run) -> str:
     return "FlexAttention of deepseek_v3 with context parallelism" if latent and run.cp > 1 else ""
 
 
+def _checkpoints(run: Run) -> str:
+    unpriced = run.recompute == "selective" and not prices_products(flavors()[run.flavor], run.version)
+    return (
+        f"SelectiveAC of {run.flavor[0]} in {run.version}, of which it is not priced what stays"
+        if unpriced
+        else ""
+    )
+
+
 RULES: Rules = {
     "experts_divide": ("distributed/parallel_dims.py:187-192, 0.2.2: :63-64", _undivided_experts),
     "sequence_divides": ("trainer.py:296-309, 0.2.2: models/llama3/infra/parallelize.py:67", _sequence),
@@ -464,19 +473,36 @@ RULES: Rules = {
     "replicas_stand_alone": ("0.2.2: models/llama3/infra/parallelize.py, DDP has not supported > 1D", _replicas),
     "model_has_pipeline": ("0.2.2: train.py, does not support pipelining", _pipelines),
     "deepep_has_the_model": ("0.2.2: models/deepseek_v3/infra/parallelize.py:99-113 alone", _dispatcher),
+    "kept_products_are_priced": (
+        "0.2.2: models/llama4/infra/parallelize.py compiles parts of layers",
+        _checkpoints,
+    ),
     "flex_attention_is_not_split": ("0.2.2: models/*/infra/parallelize.py", _latent),
 }
 """Rules by name, with source and check of a run."""
 
 
-def prices_products(model: ModelSpec) -> bool:
-    """Check that every layer is one of which what SelectiveAC keeps is priced."""
-    return all(kind.prices_products for kind in model.kinds)
+def prices_products(model: ModelSpec, version: str | None) -> bool:
+    """Check that every layer is one of which what SelectiveAC keeps is priced.
+
+    0.2.2 compiles layers with experts in parts, and keeps all that a part gives.
+    """
+    return all(kind.prices_products for kind in model.kinds) and not (version == V022 and model.has_experts)
 
 
 def titan_modes(problem: Problem) -> tuple[Mode, ...]:
     """List the recompute modes of the model's layers; selective is SelectiveAC, by matrix product."""
-    return ("none", "selective", "full") if prices_products(problem.model) else ("none", "full")
+    priced = prices_products(problem.model, problem.space.target_version)
+    return ("none", "selective", "full") if priced else ("none", "full")
+
+
+def titan_program(version: str) -> dict[str, bool]:
+    """Return how selective recomputation works: by product, in the compiled layers of an export.
+
+    Source: ``fuse_qkv`` of all flavors at b5bcd76c and in 0.3.0; 0.2.2 has wq, wk and wv
+    (models/llama3/model/model.py).
+    """
+    return {"operator_checkpoints": True, "keeps_unread_results": False, "fused_qkv": version != V022}
 
 
 def titan_states(problem: Problem, c: Columns) -> npt.NDArray[np.bool_]:
@@ -571,7 +597,6 @@ TORCHTITAN = config_capability(
         "attention_kernel": "its attention is fused",
     },
     modes=titan_modes,
-    # Exports compile the layers.
-    program={"operator_checkpoints": True, "keeps_unread_results": False},
+    program=titan_program,
     complete=True,
 )

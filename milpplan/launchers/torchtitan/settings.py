@@ -302,7 +302,7 @@ POLICIES: dict[Mode, str | None] = {"none": None, "selective": "SelectiveAC", "f
 
 
 def _recompute(settings: Settings, version: str, model: ModelSpec) -> Mode:
-    """Read what is recomputed: whole layers, no layers, or of dense layers every second product.
+    """Read what is recomputed: whole layers, no layers, or all but the operators that SelectiveAC keeps.
 
     Source: torchtitan at b5bcd76c, distributed/activation_checkpoint.py, SelectiveAC; 0.2.2 has it as
     ``selective_ac_option`` "op", and "1" is every layer.
@@ -321,14 +321,13 @@ def _recompute(settings: Settings, version: str, model: ModelSpec) -> Mode:
     else:
         mode = settings.get(f"{section}policy")
         words = {policy: name for name, policy in POLICIES.items()}
-    # The products of a router are none of a dense layer.
-    if words.get(mode) == "selective" and not (prices_products(model) and forced == ["moe.router.gate"]):
+    if words.get(mode) == "selective" and not (prices_products(model, version) and forced == ["moe.router.gate"]):
         del words[mode]
     if mode not in words:
         raise InvalidInputError(
             f"activation_checkpoint.{'mode' if version == V022 else 'policy'} is {shown(mode)}.",
-            "Expected full or none, or of dense layers with grouped-query attention every second product: what "
-            "others keep is not priced.",
+            "Expected full or none, or every second product of layers with grouped-query attention without biases "
+            f"(with experts not in {V022}): what others keep is not priced.",
             "Use full or none to see the two ends between which it lies.",
         )
     return words[mode]

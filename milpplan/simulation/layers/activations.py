@@ -269,23 +269,31 @@ def _adapters(shard: Shard, kind: LayerRun) -> FloatArray:
 def _kept_products(shard: Shard, kind: LayerRun) -> FloatArray:
     """Count the bytes that operator-wise checkpoints keep beside a layer's input.
 
-    They keep the result, statistics, queries and values of attention; the gate and, unless compiled, the down
-    product of a gated MLP, or the up product of a plain MLP; and both sums of tensor parallelism.
+    They keep the result, statistics, queries and values of attention, and the keys if they come from the same
+    product; the gate and, unless compiled, the down product of a gated MLP, or the up product of a plain MLP; the
+    choice of experts, and the rows of both exchanges of tokens; and both sums of tensor parallelism.
 
-    2 u (2 q + v) + 4 u a/t + 2 u f/t + 2 u h [gated, unread] + 4 u h/r [t > 1], in 8 bits as in 16.
+    2 u (2 q + v) + 2 u k [one product] + 4 u a/t + 4 u h/r [t > 1], in 8 bits as in 16; of a dense MLP
+    2 u f/t + 2 u h [gated, unread]; of n chosen experts 12 u n/t + 2 h (rows + u n/t) [ep > 1].
     Source: that of the replayed products in ``milpplan.simulation.layers.layer_time``.
     """
     attention, mlp, tokens = kind.attention, kind.mlp, shard.tokens
     assert isinstance(attention, GroupedQueryAttention)
-    assert isinstance(mlp, DenseMlp)
     heads = attention.num_attention_heads / shard.tp
-    values = kv_heads_per_rank(attention, shard.tp) * attention.value_dim
-    widths = heads * (attention.head_dim + attention.value_dim) + values
-    down = mlp.gated and shard.problem.hardware.software.keeps_unread_results
-    widths = widths + mlp.intermediate_size / shard.tp + (shard.hidden if down else 0)
+    software = shard.problem.hardware.software
+    key_dim = attention.head_dim if software.fused_qkv else 0
+    values = kv_heads_per_rank(attention, shard.tp) * (attention.value_dim + key_dim)
     summed = np.where(shard.tp > 1, 2 * shard.hidden / shard.sequence_tp, 0.0)
-    outputs = _exchanged_outputs(shard, attention)
-    return np.asarray(BF16_BYTES * tokens * (widths + summed) + 4 * tokens * heads + outputs)
+    widths = heads * (attention.head_dim + attention.value_dim) + values + summed
+    kept = 4 * tokens * heads + _exchanged_outputs(shard, attention)
+    if isinstance(mlp, MixtureOfExperts):
+        copies = tokens / shard.tp * mlp.num_experts_per_tok
+        rows = np.where(shard.columns.ep > 1, routed_rows(shard, mlp) + copies, 0.0)
+        kept = kept + 12 * copies + BF16_BYTES * rows * shard.hidden
+    elif isinstance(mlp, DenseMlp):
+        down = mlp.gated and software.keeps_unread_results
+        widths = widths + mlp.intermediate_size / shard.tp + (shard.hidden if down else 0)
+    return np.asarray(BF16_BYTES * tokens * widths + kept)
 
 
 def _norm_copies(shard: Shard, kind: LayerRun) -> FloatArray:

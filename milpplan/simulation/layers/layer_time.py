@@ -131,7 +131,7 @@ def layer_tally(
         add_gathered_keys(shard, kind.attention, tally)
     if isinstance(kind.mlp, MixtureOfExperts):
         with tally.module("moe"):
-            _mixture_of_experts(shard, kind.mlp, tally)
+            _mixture_of_experts(shard, kind.mlp, tally, by_product=has_operator_checkpoints(problem, kind))
     elif isinstance(kind.mlp, DenseMlp):
         with tally.module("mlp"):
             _dense_mlp(shard, kind.mlp, tally)
@@ -297,17 +297,17 @@ def has_operator_checkpoints(problem: Problem, kind: LayerRun) -> bool:
 
 
 def _replayed_products(shard: Shard, kind: LayerRun, tally: Tally) -> None:
-    """Add the operators that operator-wise checkpoints replay beside norms and activation.
+    """Add the operators that operator-wise checkpoints replay beside norms, activation and routed experts.
 
-    They replay every second product of queries, keys, values, output, gate, up and down: keys, output and up. They
-    also replay rotary positions and a residual add. The gathers of tensor parallelism that a replay repeats are
-    left out, and so are adapters: a lower bound.
+    They replay every second product: output and up where queries, keys and values are one product, beside gate and
+    down; otherwise the keys as well. They also replay rotary positions and a residual add. The gathers of tensor
+    parallelism that a replay repeats are left out, and so are adapters: a lower bound.
 
-    Source: pytorch/torchtitan torchtitan/parallelisms/parallelize_llama.py (_save_list, "every second mm").
+    Source: torchtitan at b5bcd76c, distributed/activation_checkpoint.py; before, parallelisms/parallelize_llama.py
+    (_save_list, "every second mm").
     """
     attention, mlp = kind.attention, kind.mlp
     assert isinstance(attention, GroupedQueryAttention)
-    assert isinstance(mlp, DenseMlp)
     tokens, hidden = shard.tokens, shard.hidden
     q_width = attention.num_attention_heads * attention.head_dim / shard.tp
     k_width, kv_width = key_value_widths(attention, shard.tp)
@@ -315,8 +315,10 @@ def _replayed_products(shard: Shard, kind: LayerRun, tally: Tally) -> None:
     rope = shard.memory_bound(2 * BF16_BYTES * tokens * (q_width + k_width))
     residual = shard.memory_bound(3 * BF16_BYTES * tokens * hidden / shard.sequence_tp)
     out = shard.gemm(tokens, hidden, attention.num_attention_heads * attention.value_dim / shard.tp, {})
-    tally.replayed(keys + out.forward + rope + residual)
-    if mlp.gated:
+    tally.replayed(out.forward + rope + residual)
+    if not shard.problem.hardware.software.fused_qkv:
+        tally.replayed(keys)
+    if isinstance(mlp, DenseMlp) and mlp.gated:
         tally.replayed(shard.gemm(tokens, 2 * mlp.intermediate_size / shard.tp, hidden, {}).forward / 2)
 
 
@@ -566,11 +568,12 @@ def fullest(shard: Shard) -> FloatArray:
     return np.minimum(shard.problem.job.expert_imbalance, shard.columns.ep.astype(np.float64))
 
 
-def _mixture_of_experts(shard: Shard, moe: MixtureOfExperts, tally: Tally) -> None:
+def _mixture_of_experts(shard: Shard, moe: MixtureOfExperts, tally: Tally, *, by_product: bool) -> None:
     """Add router, permutations, grouped products, activation and token exchange of a mixture of experts.
 
     Tokens are dispatched in the width of ``latent_size``, whose projections every rank has (Megatron-LM@d98e8a64
-    core/transformer/moe/moe_layer.py).
+    core/transformer/moe/moe_layer.py). Checkpoints ``by_product`` keep what exchanges give and replay the rest; a
+    compiled layer that exchanges needs no last product again.
     """
     hardware, gpu = shard.problem.hardware, shard.problem.hardware.accelerator
     columns, precision = shard.columns, shard.problem.job.precision
@@ -604,15 +607,17 @@ def _mixture_of_experts(shard: Shard, moe: MixtureOfExperts, tally: Tally) -> No
         """Time the products of all experts of a rank."""
         return np.asarray(kernels.gemm_s(gpu, precision, m, n, k, experts))
 
-    forward = grouped(per_expert, matrices * width, hidden) + grouped(per_expert, hidden, width)
-
-    def weight_gradient(n: FloatArray | float, k: FloatArray | float) -> FloatArray:
-        """Time the weight gradients of all experts of a rank, with their sums."""
-        sums = shard.grad_bytes, shard.fused_sums
-        return np.asarray(kernels.weight_gradient_s(gpu, precision, n, k, per_expert, experts, *sums))
+    first, last = grouped(per_expert, matrices * width, hidden), grouped(per_expert, hidden, width)
+    forward = first + last
+    if by_product:
+        again = (columns.ep == 1) | hardware.software.keeps_unread_results
+        tally.replayed(router + permute + first + np.where(again, last, 0.0))
 
     backward = grouped(per_expert, hidden, matrices * width) + grouped(per_expert, width, hidden)
-    up_weight, down_weight = weight_gradient(matrices * width, hidden), weight_gradient(hidden, width)
+    up_weight, down_weight = (
+        kernels.weight_gradient_s(gpu, precision, n, k, per_expert, experts, shard.grad_bytes, shard.fused_sums)
+        for n, k in ((matrices * width, hidden), (hidden, width))
+    )
     if shard.problem.job.lora is not None:
         up = shard.adapters(per_expert, hidden, up_outputs(moe, width), experts)
         down = shard.adapters(per_expert, width, {"down_proj": hidden}, experts)

@@ -435,6 +435,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 "fused_activation": False,
                 "fp8_weights_only": True,
                 "operator_checkpoints": True,
+                "fused_qkv": False,
                 "logit_kept_bytes": 10.0,
                 "gathered_inputs": True,
             }
