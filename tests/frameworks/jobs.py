@@ -125,7 +125,7 @@ def exported_case(title: str, target: str, version: str, problem: Problem, plan:
     name, text = next(iter(files.items()))
     back = known.read(ImportRequest(text, name, problem.hardware, model=problem.model))
     run = as_run(problem, plan, target)
-    assert same_plan(back.plan, run), title
+    assert same_plan(problem, back.plan, run), title
     if back.problem.job.alignment == problem.job.alignment:
         assert simulate(back.problem, back.plan).step_time_ns == simulate(problem, run).step_time_ns, title
     return Case(title, problem, plan, launch, files)
