@@ -17,6 +17,13 @@ anyio = pytest.importorskip("anyio")
 
 JOB = {"model": "llama3-8b", "hardware": "dgx-h100", "gpus": 8, "global_batch": 8, "space": "uniform"}
 Talk = Callable[[Any], Awaitable[Any]]
+BAD_CALLS = (
+    ("simulate", {"plan": "plan.json", "out": "x.json"}, "simulate has no argument out"),
+    ("simulate", {"plan": "--help"}, "--help does not exist"),
+    ("report", {"plan": "plan.json"}, "There is no tool 'report'"),
+    ("solve", JOB | {"model": "llama9"}, "llama9"),
+)
+"""Calls that are refused, and a part of the reason."""
 
 
 def talk(words: Talk, *options: str, folder: Path | None = None) -> Any:
@@ -31,13 +38,22 @@ def talk(words: Talk, *options: str, folder: Path | None = None) -> Any:
     return anyio.run(run)
 
 
-def test_commands_are_tools_that_only_read() -> None:
-    """Every command but those that ask or write; no parameter names a file to write. One of them answers."""
+@pytest.fixture(scope="module")
+def heard() -> tuple[Any, Any, list[Any]]:
+    """What one server says: its tools, an answer, and what it says to ``BAD_CALLS``."""
 
     async def words(client: Any) -> Any:
-        return (await client.list_tools()).tools, await client.call_tool("show", {"name": "llama3-8b"})
+        tools = (await client.list_tools()).tools
+        shown = await client.call_tool("show", {"name": "llama3-8b"})
+        return tools, shown, [await client.call_tool(name, arguments) for name, arguments, _ in BAD_CALLS]
 
-    listed, shown = talk(words)
+    said: tuple[Any, Any, list[Any]] = talk(words)
+    return said
+
+
+def test_commands_are_tools_that_only_read(heard: tuple[Any, Any, list[Any]]) -> None:
+    """Every command but those that ask or write; no parameter names a file to write. One of them answers."""
+    listed, shown, _ = heard
     assert not shown.is_error
     assert "llama3-8b" in shown.content[0].text
     tools = {tool.name: tool for tool in listed}
@@ -71,19 +87,9 @@ def test_a_document_goes_from_tool_to_tool(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_bad_calls_are_errors_with_their_reason() -> None:
+def test_bad_calls_are_errors_with_their_reason(heard: tuple[Any, Any, list[Any]]) -> None:
     """An unknown argument, an option in an argument's place, a hidden writer, an unknown model."""
-
-    async def words(client: Any) -> Any:
-        calls = (
-            ("simulate", {"plan": "plan.json", "out": "x.json"}, "simulate has no argument out"),
-            ("simulate", {"plan": "--help"}, "--help does not exist"),
-            ("report", {"plan": "plan.json"}, "There is no tool 'report'"),
-            ("solve", JOB | {"model": "llama9"}, "llama9"),
-        )
-        return [(await client.call_tool(name, arguments), part) for name, arguments, part in calls]
-
-    for result, part in talk(words):
+    for result, (_, _, part) in zip(heard[2], BAD_CALLS, strict=True):
         assert result.is_error
         assert part in result.content[-1].text
 

@@ -11,6 +11,7 @@ import pytest
 from milpplan import Job, Problem, Space, load_hardware, load_model, solve_lengths, workload_of
 from milpplan.errors import InvalidInputError
 from milpplan.lengths.dispatch import HybridSchedule, check_runtime
+from milpplan.lengths.records import LengthsResult
 from milpplan.reports import lengths_document, lengths_in
 
 
@@ -25,12 +26,18 @@ def problem_of(model: str = "llama2-7b", **space: object) -> Problem:
 
 
 @pytest.fixture(scope="module")
-def schedule() -> HybridSchedule:
-    """Of a step for a few long sequences and many short ones."""
-    problem, lengths = problem_of(), np.array([700, 1500, 9000] * 20 + [30_000])
-    result = solve_lengths(problem, workload_of(lengths, 128), 128, 1, 0.05, 5.0, "highs")
-    assert result.is_side_by_side
-    return HybridSchedule(problem, result)
+def result() -> LengthsResult:
+    """A step for a few long sequences and many short ones."""
+    lengths = np.array([700, 1500, 9000] * 20 + [30_000])
+    found = solve_lengths(problem_of(), workload_of(lengths, 128), 128, 1, 0.05, 5.0, "highs")
+    assert found.is_side_by_side
+    return found
+
+
+@pytest.fixture(scope="module")
+def schedule(result: LengthsResult) -> HybridSchedule:
+    """Of that step."""
+    return HybridSchedule(problem_of(), result)
 
 
 def drawn(number: int, seed: int) -> list[tuple[int, int]]:
@@ -86,12 +93,11 @@ def test_single_micro_batches_take_longer(schedule: HybridSchedule) -> None:
     assert planned_s < alone_s < 1.5 * planned_s
 
 
-def test_the_files_are_those_of_the_step(schedule: HybridSchedule, tmp_path: object) -> None:
+def test_the_files_are_those_of_the_step(
+    result: LengthsResult, schedule: HybridSchedule, tmp_path: object
+) -> None:
     """The program is Python and reads the step; the arguments are those of the family."""
-    problem = problem_of()
-    lengths = workload_of(np.array([700, 1500, 9000] * 20 + [30_000]), 128)
-    result = solve_lengths(problem, lengths, 128, 1, 0.05, 5.0, "highs")
-    files = HybridSchedule(problem, result).files(lengths_document(result))
+    files = schedule.files(lengths_document(result))
     assert list(files) == ["step.json", "hybrid_cp.py", "arguments.txt"]
     names = {node.name for node in ast.parse(files["hybrid_cp.py"]).body if isinstance(node, ast.ClassDef)}
     assert names == {"PlannedCPScheduler"}
