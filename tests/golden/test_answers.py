@@ -24,6 +24,9 @@ SLOW = (
         "both ends",
     ),
     *("mixed cluster", "warm start", "unfused", "forbidden", "long context", "placement", "graph", "validate"),
+    *("uniform", "free", "fp8", "simulate mixed", "experts", "traffic of experts", "lengths side by side"),
+    *("automodel: solve", "automodel: export, import", "accelerate: solve", "accelerate: export, import"),
+    *("nanotron: solve", "nanotron: export, import"),
 )
 """The slowest: other cases ask the same command, and smaller tests check what they ask it for."""
 
