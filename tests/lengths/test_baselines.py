@@ -159,7 +159,7 @@ def test_flexsps_rounds_hold_every_sequence() -> None:
 def test_baselines_of_a_solve() -> None:
     """Within the proved space (one strategy, or as many as may take turns) no rule is below the bound."""
     problem = small_problem(memory_gib=40, space={"pp": (1,), "recompute": ("none",)})
-    result = solve_lengths(problem, workload(), GRAIN, 3, 0.02, 3.0, "highs", baselines=True)
+    result = solve_lengths(problem, workload(), GRAIN, 3, 0.05, 1.0, "highs", baselines=True)
     rules = {one.rule: one for one in result.baselines}
     assert list(rules) == ["bucketing", "HotSPa", "FlexSP"]
     bucketing, hotspa = rules["bucketing"].step_time_s, rules["HotSPa"].step_time_s

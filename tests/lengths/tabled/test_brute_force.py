@@ -33,7 +33,7 @@ def test_optimum_is_that_of_all_plans(seed: int, backend_name: str) -> None:
     check_optimum(seed, backend_name)
 
 
-@pytest.mark.parametrize("seed", first(2, range(8)))
+@pytest.mark.parametrize("seed", first(1, range(8)))
 def test_bound_and_plan_hold_with_a_gap(seed: int) -> None:
     """Stopped at a gap, the least time of all plans is between bound and plan, and these are as near as asked."""
     problem = random_problem(seed)
@@ -42,7 +42,7 @@ def test_bound_and_plan_hold_with_a_gap(seed: int) -> None:
     assert result.gap <= 0.1
 
 
-@pytest.mark.parametrize("seed", [184, 288])
+@pytest.mark.parametrize("seed", first(1, (184, 288)))
 def test_cbc_is_not_believed_alone(seed: int) -> None:
     """CBC called these feasible programs infeasible, which made a wrong bound: another solver must say so too."""
     check_optimum(seed, "cbc")
@@ -105,7 +105,7 @@ def check_waits(seeds: range) -> None:
             assert bound <= least, (seed, record.used)
 
 
-@pytest.mark.parametrize("seed", first(2, (2005, 2007, 2015, 2112)))
+@pytest.mark.parametrize("seed", first(1, (2005, 2007, 2015, 2112)))
 def test_masters_with_waits_are_bounds(seed: int) -> None:
     """Waits around the two longest sequences, for times up to a little above the least of all plans."""
     check_waits(range(seed, seed + 2))

@@ -26,7 +26,7 @@ from tests.amounts import first, long_but
 from tests.lengths.tabled.brute_force import event_time_ns, least_time_ns, random_problem
 
 
-def planned(number: int = 256) -> GroupedProblem:
+def planned(number: int = 128) -> GroupedProblem:
     """Short sequences on small pipelines, long ones on wide replicas; switches that cost a little."""
     short = Strategy.of(Pipeline("short", 4, 0.4, 4_500, 4e6, 6_144), 4, reduce_ns=90_000_000)
     wide = Strategy.of(Pipeline("wide", 1, 0.3, 9_500, 9e6, 20_480), 4, reduce_ns=50_000_000)

@@ -24,6 +24,7 @@ from milpplan.lengths.tabled import (
     solve_groups,
 )
 from milpplan.problem import validated
+from tests.amounts import long_but
 from tests.lengths.tabled.brute_force import random_problem
 
 
@@ -33,7 +34,7 @@ def plan() -> GroupedPlan:
     return solve_groups(random_problem(13), "highs").plan
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", long_but((0, 3), range(6)))
 def test_a_plan_survives_its_file(seed: int, tmp_path: Path) -> None:
     """plan -> file -> plan -> file is the same file, and the plan passes the simulation."""
     solved = solve_groups(random_problem(seed), "highs")

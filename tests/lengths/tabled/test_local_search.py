@@ -48,7 +48,7 @@ def least_ns(problem: GroupedProblem) -> float:
     return float(best)
 
 
-@pytest.mark.parametrize("seed", first(2, range(4)))
+@pytest.mark.parametrize("seed", first(1, range(4)))
 def test_the_local_search_finds_the_best_of_all_ways(seed: int) -> None:
     """Seven sequences, memory that binds: as short as the best of 3^7 ways, and a plan that passes the check."""
     problem = mixed(seed, 7, 80)
@@ -58,7 +58,7 @@ def test_the_local_search_finds_the_best_of_all_ways(seed: int) -> None:
     assert plan.time_ns == least_ns(problem)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", first(2, range(4)))
 def test_the_local_search_never_lengthens(seed: int) -> None:
     """Sixty sequences: no longer than at first, checked, the same when asked again."""
     problem = mixed(seed, 60, 600)

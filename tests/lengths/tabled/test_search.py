@@ -21,7 +21,7 @@ from milpplan.lengths.tabled import (
     check,
     solve_groups,
 )
-from tests.amounts import first
+from tests.amounts import first, long_but
 from tests.lengths.tabled.brute_force import least_time_ns
 
 CONTENT = data()
@@ -68,6 +68,7 @@ def test_switch_times_come_out() -> None:
         assert time_s == pytest.approx(arc["param_s"], rel=1e-3, abs=1e-6)
 
 
+@pytest.mark.long
 def test_best_static_plan_of_seven_billion_is_proved() -> None:
     """7B on 16 GPUs: below the best static plan known, 7.03 s, and within 1 % of its bound."""
     result = solve_groups(step_problem(CONTENT, CONTENT["steps"][0], 1), "highs", 0.001, 30)
@@ -99,7 +100,7 @@ def test_steps_of_real_size_are_solved_on_every_backend(backend: str) -> None:
     assert found.gap < 0.05
 
 
-@pytest.mark.parametrize("backend", ["highs", "cbc", "cpsat", "auto"])
+@pytest.mark.parametrize("backend", long_but(("highs", "cpsat", "auto"), ("highs", "cbc", "cpsat", "auto")))
 @pytest.mark.parametrize("tokens", first(1, [10**8, 2**40]))
 def test_micro_batches_without_a_limit_are_solved(tokens: int, backend: str) -> None:
     """A capacity that stands for none is no coefficient of a program."""

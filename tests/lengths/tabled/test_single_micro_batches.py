@@ -16,7 +16,7 @@ from milpplan.lengths.tabled import (
 from tests.amounts import first
 
 
-@pytest.mark.parametrize("seed", first(2, range(4)))
+@pytest.mark.parametrize("seed", first(1, range(4)))
 def test_small_steps_are_solved_to_the_end(seed: int) -> None:
     """Few sequences on two replicas of one micro-batch: the plan is the best of all ways, whatever levels it."""
     random = np.random.default_rng(seed)
