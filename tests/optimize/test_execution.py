@@ -241,11 +241,12 @@ def test_no_bound_is_above_a_plan(count: int, least: int) -> None:
     assert offloaded > least
 
 
-def test_enumeration_is_naive_and_nothing_is_lost() -> None:
+@pytest.mark.parametrize("count", long_but((3,), (3, 6)))
+def test_enumeration_is_naive_and_nothing_is_lost(count: int) -> None:
     """The layouts are those of trying every combination less the dominated ones, which never hold the optimum
     alone; every rule that leaves one out is counted."""
     # The first opens modules to recompute and modules on the host, which exclude each other.
-    for seed in (13, *range(200, 206)):
+    for seed in (13, *range(200, 200 + count)):
         problem = with_execution(seed)
         columns, everything = layout_space(problem).columns, naive_layouts(problem)
         kept = {columns.at(row) for row in range(len(columns))}

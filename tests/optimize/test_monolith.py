@@ -216,7 +216,7 @@ def degrees_of(layout: Layout) -> dict[str, int]:
     return {name: column_value(name, v) for name, v in values.items()}
 
 
-@pytest.mark.parametrize("seed", first(4, range(500, 510)))
+@pytest.mark.parametrize("seed", first(2, range(500, 510)))
 def test_degree_rows_are_the_layout_rules(seed: int) -> None:
     """The rows over degrees alone let through exactly the layouts that break no rule."""
     problem, rng = random_problem(seed), random.Random(seed)

@@ -107,20 +107,20 @@ def check(problem: Problem, seed: int, backend: str = "auto") -> None:
     assert regret.at_most - regret.at_least <= 3 * GAP * (1.0 + regret.at_most)
 
 
-@pytest.mark.parametrize("seed", first(4, range(200)))
+@pytest.mark.parametrize("seed", first(2, range(200)))
 def test_the_least_regret_of_uniform_plans_equals_brute_force(seed: int) -> None:
     """On small problems plan and both bounds are those of all uniform plans."""
     check(random_problem(seed, "uniform"), seed)
 
 
 @pytest.mark.parametrize("backend", ["cpsat", "cbc", "highs"])
-@pytest.mark.parametrize("seed", first(2, range(200)))
+@pytest.mark.parametrize("seed", first(1, range(200)))
 def test_the_least_regret_of_free_plans_equals_brute_force(seed: int, backend: str) -> None:
     """On small problems plan and both bounds are those of all free plans, whatever solver is asked."""
     check(random_problem(seed), seed, backend)
 
 
-@pytest.mark.parametrize("seed", long_but((1, 2), range(40)))
+@pytest.mark.parametrize("seed", long_but((1,), range(40)))
 def test_the_least_regret_on_two_node_types_equals_brute_force(seed: int) -> None:
     """Scenarios change the constants of every node type."""
     check(mixed_problem(seed), seed)
@@ -232,7 +232,7 @@ def test_scenarios_solved_at_once_can_be_cancelled(monkeypatch: pytest.MonkeyPat
     assert result.message == "Interrupted."
 
 
-@pytest.mark.parametrize("calls", long_but((1, 60), (1, 5, 20, 30, 40, 50, 60, 80, 100_000)))
+@pytest.mark.parametrize("calls", long_but((60,), (1, 5, 20, 30, 40, 50, 60, 80, 100_000)))
 def test_an_interrupted_solve_keeps_its_plan_and_what_is_proved(calls: int) -> None:
     """At every moment the plan so far fits, and what is said of its regret holds."""
     left = iter(range(calls))

@@ -25,7 +25,7 @@ def certificate(result: PlanResult) -> tuple[object, ...]:
     return result.plan, result.status, gap, bounds.tolist(), fates.tolist(), result.work.simulations
 
 
-@pytest.mark.parametrize("seed", first(2, range(5)))
+@pytest.mark.parametrize("seed", first(1, range(5)))
 def test_a_search_in_bulk_is_the_search_one_by_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plan, gap, bound and fate of every layout and the number of simulations are the same, whatever the number
     of plans priced together."""
