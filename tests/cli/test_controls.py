@@ -39,7 +39,7 @@ def test_no_control_leaves(label: str, number: int, tmp_path: Path, monkeypatch:
         assert not ended.wrong, ended.told()
 
 
-@pytest.mark.parametrize("control", first(4, CONTROLS))
+@pytest.mark.parametrize("control", first(2, CONTROLS))
 @pytest.mark.parametrize("name", TARGETS)
 def test_files_for_launchers_are_read_by_their_parsers(
     name: str, control: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
