@@ -20,7 +20,7 @@ def assert_consumers_agree(problem: Problem, layouts: list[Layout], random: np.r
         layouts: Legal layouts; bounds and traffic are checked for the first four without offloading and tiles.
         random: Source of the plans.
     """
-    assert disagreements(problem, layouts, 6, random) == []
+    assert disagreements(problem, layouts, 3, random) == []
     plain = [layout for layout in layouts if not layout.offloads and layout.tp_overlap == "none"]
     costed = Costed.of(problem, LayoutColumns.of(plain))
     for row, layout in enumerate(plain[:4]):

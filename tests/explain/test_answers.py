@@ -10,7 +10,7 @@ from milpplan import Job, Problem, Range, Space, load_hardware, load_model, solv
 from milpplan.errors import InvalidInputError
 from milpplan.explain import Candidate, choose, fewest_gpus, run_totals
 from milpplan.optimize import SolveOptions
-from tests.amounts import first
+from tests.amounts import first, long_but
 from tests.optimize.brute_force import brute_force
 from tests.optimize.problems import random_problem
 
@@ -20,7 +20,7 @@ def with_job(problem: Problem, **changes: object) -> Problem:
     return problem.model_copy(update={"job": problem.job.model_copy(update=changes)})
 
 
-@pytest.mark.parametrize("seed", first(3, range(6)))
+@pytest.mark.parametrize("seed", long_but((0, 2), range(6)))
 def test_fewest_gpus_are_those_of_brute_force(seed: int) -> None:
     """No smaller number has a plan that fits, the answer has one, and no deadline is needed to ask."""
     problem = with_job(random_problem(seed), num_gpus=Range(minimum=1, maximum=6, step=1), objective="num_gpus")
@@ -68,7 +68,7 @@ def priced(seed: int, names: tuple[str, ...], prices: list[float]) -> list[Candi
     ]
 
 
-@pytest.mark.parametrize("seed", first(2, range(4)))
+@pytest.mark.parametrize("seed", first(1, range(4)))
 def test_the_cheapest_hardware_is_that_of_brute_force(seed: int) -> None:
     """Price times the least GPU-hours over batches and numbers of GPUs decides, with proof."""
     rng = random.Random(seed)

@@ -26,6 +26,7 @@ from milpplan.problem import (
     preset_text,
     validated,
 )
+from tests.amounts import few_or_many
 from tests.refusals import in_three_parts
 
 HF_CONFIG = Path(__file__).parents[1] / "data" / "hf_configs" / "llama3-8b.json"
@@ -276,7 +277,9 @@ def test_model_survives_json() -> None:
         assert ModelSpec.model_validate_json(model.model_dump_json(), strict=True) == model
 
 
-@given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode("utf-8", "replace")))
+@few_or_many(
+    25, 100, st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode("utf-8", "replace"))
+)
 def test_any_bytes_never_crash(content: bytes) -> None:
     """Any content of any suffix gives a record or a MilpplanError, never another exception."""
     with tempfile.TemporaryDirectory() as directory:

@@ -40,7 +40,7 @@ def check_counts(model: ModelSpec) -> None:
 DECODERS = tuple(name for name in model_names() if load_model(name).vision is None)
 
 
-@pytest.mark.parametrize("name", long_but(DECODERS[::3], DECODERS))
+@pytest.mark.parametrize("name", long_but({*DECODERS[::3]} - {"deepseek-v3", "qwen3-235b-a22b"}, DECODERS))
 def test_tensors_are_the_parameters_of_every_shipped_model(name: str) -> None:
     """Dense, experts, latent attention; tied and not."""
     check_counts(load_model(name))

@@ -201,7 +201,7 @@ def test_all_prices_agree(seed: int) -> None:
 
 
 @pytest.mark.parametrize("backend", first(1, BACKENDS))
-@pytest.mark.parametrize("seed", long_but((51, 52), range(51, 63)))
+@pytest.mark.parametrize("seed", long_but((51,), range(51, 63)))
 def test_optimum_is_that_of_brute_force(backend: str, seed: int) -> None:
     """Random problems of pairs with a frozen reference, and of rollouts, on every backend."""
     seed += 100 * BACKENDS.index(backend)

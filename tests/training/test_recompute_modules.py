@@ -23,7 +23,7 @@ from milpplan.reports.words.plan_words import space_text
 from milpplan.simulation import LayoutColumns
 from milpplan.simulation.bulk.simulate_many import uniform_plan
 from milpplan.simulation.layers import EXPOSED, Phase, layer_activations, layer_seconds
-from tests.amounts import long_but
+from tests.amounts import first, long_but
 from tests.communication.test_messages import HIDDEN, OF_PART, free_of_contention, seconds
 from tests.consumers import assert_consumers_agree
 from tests.launchers.cases import round_trip
@@ -148,11 +148,12 @@ def tight_problem(seed: int) -> Problem:
 
 
 @pytest.mark.parametrize("backend", long_but(("cpsat",), BACKENDS))
-def test_optimum_is_that_of_brute_force(backend: str) -> None:
+@pytest.mark.parametrize("count", long_but((5,), (5, 8)))
+def test_optimum_is_that_of_brute_force(count: int, backend: str) -> None:
     """What selective recomputation replays is decided as brute force decides, in both spaces; most optima name
     modules, and no bound is above a plan of them."""
     decided = []
-    for seed in range(700, 708):
+    for seed in range(700, 700 + count):
         problem = tight_problem(seed)
         result = solve(problem, backend=backend, gap=0.0)
         assert_optimal(problem, result, brute_force(problem))
@@ -176,17 +177,17 @@ def test_one_program_has_the_optimum() -> None:
         assert solve_block_program(solve(problem, gap=0.0)).step_time_ns == whole.step_time_ns
 
 
-def test_consumers_agree() -> None:
+@pytest.mark.parametrize("model", first(1, ("deepseek-v3", "llama3-8b")))
+def test_consumers_agree(model: str) -> None:
     """Bulk simulation, bounds and traffic give the simulator's numbers for layouts that name modules."""
     generator = np.random.default_rng(7)
-    for model in ("deepseek-v3", "llama3-8b"):
-        problem = with_host(problem_of(model, "dgx-h100", sequence_length=1024))
-        sets = priced_sets(problem)
-        layouts = [
-            random_layout(generator, problem).model_copy(update={"recompute_modules": str(generator.choice(sets))})
-            for _ in range(4)
-        ]
-        assert_consumers_agree(problem, layouts, generator)
+    problem = with_host(problem_of(model, "dgx-h100", sequence_length=1024))
+    sets = priced_sets(problem)
+    layouts = [
+        random_layout(generator, problem).model_copy(update={"recompute_modules": str(generator.choice(sets))})
+        for _ in range(4)
+    ]
+    assert_consumers_agree(problem, layouts, generator)
 
 
 def test_launches_name_the_modules() -> None:

@@ -109,7 +109,7 @@ def test_pairs_of_a_reward_model_share_a_micro_batch() -> None:
         Alignment(method="reward", reference="frozen")
 
 
-@pytest.mark.parametrize("seed", long_but((1, 2), range(12)))
+@pytest.mark.parametrize("seed", long_but((1,), range(12)))
 def test_all_prices_agree(seed: int) -> None:
     """Bulk simulation gives the simulator's numbers, bounds hold for random plans, and traffic adds up."""
     random = np.random.default_rng(seed)

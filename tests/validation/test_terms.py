@@ -108,7 +108,7 @@ def test_without_a_term_a_step_is_no_longer(name: str) -> None:
     assert 0 < step_without_s(problem, plan, TERMS) < step < step_doubled_s(problem, plan, TERMS)
 
 
-@pytest.mark.parametrize("seed", long_but((7, 14, 192), range(200)))
+@pytest.mark.parametrize("seed", long_but((14, 192), range(200)))
 def test_terms_of_random_plans_with_something_on_the_host(seed: int) -> None:
     """Where a layer that recomputes nothing waits for its transfers, a replay alone may take less than nothing,
     and a bubble may be longer than the step that other terms leave. No term at zero adds to the step for that, no
