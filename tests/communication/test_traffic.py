@@ -71,10 +71,11 @@ def assert_sums(problem: Problem, plan: Plan, algorithm: Algorithm) -> None:
 
 @pytest.mark.parametrize(
     ("num_gpus", "algorithm"),
-    first(4, [(16, "ring"), (64, "tree"), (128, "hierarchical"), *((4096, a) for a in ALGORITHMS)]),
+    first(3, [(16, "ring"), (64, "tree"), (128, "hierarchical"), *((4096, a) for a in ALGORITHMS)]),
 )
 def test_the_matrix_is_the_collectives_wire_bytes(num_gpus: int, algorithm: Algorithm) -> None:
-    """All parallelisms at once on 16 to 4,096 GPUs: what the pairs exchange is what the collectives send."""
+    """All parallelisms at once on 16 to 128 GPUs, in the long tests on 4,096: what the pairs exchange is what the
+    collectives send."""
     problem, plan = EVERYTHING[num_gpus]
     assert plan.layout.num_gpus == num_gpus
     report = traffic(problem, plan, algorithm)

@@ -69,7 +69,7 @@ def bounds_and_plans(problem: Problem, columns: LayoutColumns) -> tuple[FloatArr
 @pytest.mark.parametrize(
     ("model", "count"),
     [
-        ("gpt3-175b", 1500),
+        pytest.param("gpt3-175b", 1500, marks=pytest.mark.long),
         ("deepseek-v3", 300),
         *(pytest.param(name, 4000, marks=pytest.mark.long) for name in ("gpt3-175b", "gpt-oss-120b", "gemma-7b")),
     ],
