@@ -24,7 +24,7 @@ SLOW = (
         "both ends",
     ),
     *("mixed cluster", "warm start", "unfused", "forbidden", "long context", "placement", "graph", "validate"),
-    *("uniform", "free", "fp8", "simulate mixed", "experts", "traffic of experts", "lengths side by side"),
+    *("uniform", "fp8", "simulate mixed", "experts", "traffic of experts", "lengths side by side"),
     *("automodel: solve", "automodel: export, import", "accelerate: solve", "accelerate: export, import"),
     *("nanotron: solve", "nanotron: export, import"),
 )
