@@ -4,7 +4,7 @@
 
 Prints, for every pair, the proved best step of any launcher and what each launcher's best takes more; a launcher
 that cannot run the model at all has its reason below the table. Every plan must come back from its files field by
-field, at the same step time to the nanosecond; the program ends with 1 if one does not.
+field, at the same step time to the nanosecond and the same peak memory; the program ends with 1 if one does not.
 """
 
 from __future__ import annotations
@@ -111,10 +111,11 @@ def cell_of(whole: Problem, name: str, limit_s: float) -> Cell:
         return Cell(None, f"no plan ({result.status})")
     launch = target.export(problem, result.plan, target.capability.versions[0])
     file, text = next(iter(target.files(launch, __version__).items()))
-    found = target.read(ImportRequest(text, file, problem.hardware, model=problem.model))
+    found = target.read(ImportRequest(text, file, whole.hardware, model=problem.model))
     same = same_plan(problem, found.plan, result.plan)
-    again = simulate(found.problem, found.plan).step_time_ns
-    return Cell(result.report.step_time_ns, lost=not same or again != result.report.step_time_ns)
+    again, planned = simulate(found.problem, found.plan), result.report
+    same = same and again.step_time_ns == planned.step_time_ns
+    return Cell(planned.step_time_ns, lost=not same or again.peak_memory_bytes != planned.peak_memory_bytes)
 
 
 def same_plan(problem: Problem, found: Plan, plan: Plan) -> bool:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from milpplan import Layout, Plan, Problem, gap, simulate
 from milpplan.cli.app import app
+from milpplan.cli.outcome import ExitCode
 from milpplan.errors import InvalidInputError
 from milpplan.explain import optima
 from milpplan.launchers.megatron.launcher import Megatron
@@ -23,6 +24,7 @@ from milpplan.reports.documents import PlanFile, document_text, plan_document, r
 from milpplan.reports.html.charts import fates_chart
 from tests.cli.test_calculon import FILES, PATHS
 from tests.cli.test_fuzz import FUZZ, changed, ends_well, plan_tree
+from tests.simulation.cases import problem_of
 from tests.small import small_hardware, small_problem
 
 FAST = ("--space", "uniform", "--time-limit", "20")
@@ -382,3 +384,21 @@ def test_broken_scripts(data: st.DataObject, script: tuple[Path, list[str]]) -> 
         "--time-limit",
         "0.5",
     )
+
+
+def test_a_launchers_program_may_keep_more_than_a_plan_counts(tmp_path: Path) -> None:
+    """Weights sharded by ZeRO 3 and no recomputation fit where operators are fused, and not in the layers that
+    Accelerate's program runs: the export says so, and the gap to its space judges the plan as such a run."""
+    problem = problem_of("llama3-8b", "dgx-h100", num_gpus=8, global_batch_size=64, sequence_length=8192)
+    layout = Layout(dp=8, global_batch_size=64, zero_stage=3, overlap_grad_reduce=True, overlap_param_gather=True)
+    plan = written(tmp_path / "plan.json", problem, uniform_plan(problem, layout, "none"))
+    exported = CliRunner().invoke(app, ["export", str(plan), "--to", "accelerate", "-o", str(tmp_path / "launch")])
+    assert exported.exit_code == 0
+    assert "It does not fit" in exported.stderr
+    assert "Solve with --target accelerate" in exported.stderr
+    assert "fits" not in CliRunner().invoke(app, ["export", str(plan), "--to", "automodel"]).stderr
+    code, _, _ = run(str(plan), *FAST)
+    assert code != ExitCode.INFEASIBLE
+    code, text, _ = run(str(plan), "--target", "accelerate", *FAST)
+    assert code == ExitCode.INFEASIBLE
+    assert "85.5 GiB" in text

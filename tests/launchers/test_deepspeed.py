@@ -15,7 +15,7 @@ from milpplan import Layout, Plan, Problem, simulate
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
 from milpplan.launchers import Imported, ImportRequest
 from milpplan.launchers.deepspeed.launcher import LAUNCHER, config_of, imported
-from tests.launchers.cases import legal_layout
+from tests.launchers.cases import legal_layout, run_by
 from tests.simulation.cases import (
     even_plan,
     problem_of,
@@ -95,7 +95,7 @@ def test_golden_files(tmp_path: Path) -> None:
             (tmp_path / file).write_text(text)
             assert subprocess.run(["bash", "-n", str(tmp_path / file)], check=False).returncode == 0
     assert isinstance(ast.parse(files["deepspeed_train.py"]), ast.Module)
-    assert (found.problem, found.plan) == (problem, plan)
+    assert (found.problem, found.plan) == (run_by("deepspeed", "", problem), plan)
     assert simulate(found.problem, found.plan).step_time_ns == simulate(problem, plan).step_time_ns
 
 

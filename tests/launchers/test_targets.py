@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks import launchers
 from milpplan import Layout, Plan, Problem, Recompute, VirtualStage, simulate, solve
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError, UnknownNameError
 from milpplan.launchers import TARGETS, ImportRequest, restrict
@@ -335,3 +336,11 @@ def test_no_target_exports_attention_that_its_models_lack(target: str, part: dic
         known.export(
             restrict(whole.model_copy(update={"model": model}), target), plan, known.capability.versions[0]
         )
+
+
+def test_what_comes_back_takes_the_step_and_the_memory_of_the_solve() -> None:
+    """Every launcher's best plan, read from its files on the bare hardware: the bytes that its program keeps are
+    counted, as they are where the space is restricted to the launcher."""
+    whole = launchers.problem_of("llama3-8b", "dgx-h100", 16, 64, "uniform")
+    cells = {name: launchers.cell_of(whole, name, 60.0) for name in TARGETS}
+    assert [name for name, cell in cells.items() if cell.lost or cell.step_ns is None] == []

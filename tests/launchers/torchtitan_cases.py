@@ -9,6 +9,7 @@ import numpy as np
 from milpplan import Layout, Plan, Problem, Recompute, VirtualStage
 from milpplan.launchers import TARGETS, Imported, ImportRequest
 from milpplan.launchers.torchtitan.run import NEWEST, V022, V030, prices_products
+from tests.launchers.cases import run_by
 from tests.simulation.cases import problem_of
 
 TORCHTITAN = TARGETS["torchtitan"]
@@ -79,9 +80,7 @@ def random_case(seed: int) -> tuple[Problem, Plan, str]:
     full = bool(random.integers(2))
     selective = not full and prices_products(problem.model, version) and bool(random.integers(2))
     if selective:
-        software = problem.hardware.software.model_copy(update=dict(TORCHTITAN.capability.program(version)))
-        hardware = problem.hardware.model_copy(update={"software": software})
-        problem = problem.model_copy(update={"hardware": hardware})
+        problem = run_by("torchtitan", version, problem)
     return problem, staged(Layout.model_validate(layout), sizes, full, selective), version
 
 

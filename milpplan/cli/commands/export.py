@@ -13,9 +13,12 @@ from milpplan.cli.outcome import ExitCode, emit, say
 from milpplan.launchers import target_named
 from milpplan.launchers.scripts import JOBS, job_files
 from milpplan.launchers.targets import launch_document, version_of
+from milpplan.problem import Plan, Problem
 from milpplan.reports.documents.claims import result_in
 from milpplan.reports.documents.document import read_plan
 from milpplan.reports.files import make_directory, write_all
+from milpplan.simulation import simulate
+from milpplan.units import GIB
 from milpplan.version import __version__
 
 EXAMPLES: Final = (
@@ -66,9 +69,25 @@ def export(
         emit(launch_document(launch))
     elif out is None:
         emit(next(iter(files.values())))
-    for note in launch.notes:
+    for note in (*_own_bytes(to, version, problem, decided), *launch.notes):
         say(f"Note: {note}")
     return ExitCode.OPTIMAL
+
+
+def _own_bytes(to: str, version: str, problem: Problem, plan: Plan) -> tuple[str, ...]:
+    """Say that a plan does not fit where its layers keep what those of the launcher's program do."""
+    own = target_named(to, "--to").capability.program(version)
+    software = problem.hardware.software.model_copy(update=dict(own))
+    there = problem.hardware.model_copy(update={"software": software})
+    report = simulate(problem.model_copy(update={"hardware": there}), plan)
+    if not own or report.fits:
+        return ()
+    words = ", ".join(f"{name} {value}" for name, value in own.items())
+    peak, usable = (number / GIB for number in (report.peak_memory_bytes, report.usable_memory_bytes))
+    return (
+        f"It does not fit: this program keeps more of a layer than the plan counts ({words}), and its peak is "
+        f"{peak:.1f} GiB of {usable:.1f}. Solve with --target {to}.",
+    )
 
 
 def _write(files: dict[str, str], out: Path) -> None:

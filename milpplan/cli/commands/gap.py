@@ -142,13 +142,17 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A plan to be judged, with the flags and notes of its file."""
+    """A plan to be judged, with the flags and notes of its file.
+
+    ``launched``: it is a launcher's file, so that the problem has the bytes that the launcher's program keeps.
+    """
 
     problem: Problem
     plan: Plan
     unknown_flags: tuple[str, ...] = ()
     ignored_flags: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    launched: bool = False
 
 
 def gap(
@@ -295,7 +299,12 @@ class _Launches:
         text, name, given = launcher_text(path, self.source.settings, self.source.arguments)
         imported = self.target.read(ImportRequest(text, name, self.hardware, *options, given))
         return Case(
-            imported.problem, imported.plan, imported.unknown_flags, imported.ignored_flags, imported.notes
+            imported.problem,
+            imported.plan,
+            imported.unknown_flags,
+            imported.ignored_flags,
+            imported.notes,
+            launched=True,
         )
 
 
@@ -382,9 +391,11 @@ def _judged(name: str, case: Case, runs_on: str | None, wanted: Wanted, solves: 
     whole = problem.model_copy(update={"space": widened(problem.space, case.plan.layout)})
     runnable = None
     if runs_on is not None:
-        # Both spaces are judged on one hardware.
-        restricted = restrict(whole, runs_on, stack=False).model_copy(update={"hardware": problem.hardware})
-        runnable = f"what {runs_on} can run", restricted
+        # Both spaces, and the plan, are judged on one hardware: that of the launcher's program.
+        restricted = restrict(whole, runs_on, stack=False)
+        there = problem.hardware if case.launched else restricted.hardware
+        problem = problem.model_copy(update={"hardware": there})
+        runnable = f"what {runs_on} can run", restricted.model_copy(update={"hardware": there})
     judgement = judge(
         problem,
         case.plan,

@@ -27,7 +27,7 @@ from milpplan.launchers.accelerate.launch_files import (
     written,
 )
 from milpplan.launchers.accelerate.trainers import DEEPSPEED_FILE, PAIRS, deepspeed_file, filled_in
-from milpplan.launchers.capabilities import Capability
+from milpplan.launchers.capabilities import TRANSFORMERS, Capability
 from milpplan.launchers.deepspeed.launcher import imported_settings
 from milpplan.launchers.expressible import ConfigLauncher, layout_refusals, refuse, whole_nodes, word
 from milpplan.launchers.records import ADAPTERS, AT_MOST, DEFERRED, adapters_of, aligned, described, problem_of
@@ -162,7 +162,8 @@ def imported(request: ImportRequest) -> Imported:
         raise wrong
     length, note = _length(settings)
     gathers = plan.layout.cp > 1 and settings.get(f"{P}cp_comm_strategy") == GATHERS
-    software = {"gathered_keys": gathers, **(REDUCED if settings.get("distributed_type") == "FSDP" else {})}
+    reduced = REDUCED if settings.get("distributed_type") == "FSDP" else {}
+    software = {"gathered_keys": gathers, **TRANSFORMERS, **reduced}
     formats = {"grad_dtype": "bf16"} if states is HALF_STATES else {}
     problem = problem_of(request, spec, plan.layout, length, software | states, lora=lora, **formats)
     refuse(FSDP2.name, layout_refusals(FSDP2, problem, plan.layout))

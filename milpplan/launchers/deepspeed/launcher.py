@@ -394,7 +394,8 @@ def imported_settings(values: Mapping[str, Any], request: ImportRequest) -> Impo
         )
     check_priced(settings, QUIET)
     plan = plan_of(layout, spec.num_layers, whole)
-    software, attention = _cut_software(settings, grad_dtype), kernel_of(kernel)
+    software = {**TRANSFORMERS, **_cut_software(settings, grad_dtype)}
+    attention = kernel_of(kernel)
     formats = {"grad_dtype": grad_dtype, "attention_kernel": attention}
     problem = problem_of(request, spec, layout, length, software, lora=None, **formats)
     return Imported(problem, plan, (), left_out, tuple(notes))

@@ -330,11 +330,11 @@ def _compiled(settings: Settings) -> bool:
 
 def _software(run: Run, compiled: bool, hardware: HardwareSpec, notes: list[str]) -> HardwareSpec:
     """Set what the settings decide of the software: the dispatcher, and what checkpoints by product keep."""
-    wanted = {"deduplicated_dispatch": run.deduplicated} if run.ep > 1 else {}
-    if run.recompute == "selective":
-        wanted |= titan_program(run.version) | {"keeps_unread_results": not compiled}
+    kept = titan_program(run.version) | {"keeps_unread_results": not compiled}
+    wanted = kept | ({"deduplicated_dispatch": run.deduplicated} if run.ep > 1 else {})
     changes = {name: value for name, value in wanted.items() if getattr(hardware.software, name) != value}
-    notes += [f"software.{name} = {str(value).lower()}, as the settings say." for name, value in changes.items()]
+    told = {name: value for name, value in changes.items() if name not in kept or run.recompute == "selective"}
+    notes += [f"software.{name} = {str(value).lower()}, as the settings say." for name, value in told.items()]
     software = hardware.software.model_copy(update=changes)
     return hardware.model_copy(update={"software": software})
 
