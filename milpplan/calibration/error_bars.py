@@ -4,7 +4,7 @@ seconds."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Final, Literal
 
@@ -19,7 +19,7 @@ from milpplan.problem import (
     uncertainty_of,
 )
 from milpplan.problem.catalog import stacks_on
-from milpplan.simulation import step_times_s
+from milpplan.simulation import step_times_s, step_weight
 
 End = Literal["fast", "slow"]
 
@@ -43,11 +43,11 @@ class ErrorBar:
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """Comparison of the best plan with the fastest other plan, with all constants one sigma to the same side.
+    """Comparison of the best plan with the best other plan, with all constants one sigma to the same side.
 
-    ``rival_s`` is None where no other plan fits or is known. ``lower_bound_s``: proved for the whole space at this
-    end, ``solved``: the best plan of the end's own solve; both None where it was not solved again. ``rival``: the
-    fastest other plan.
+    ``rival``: the other plan. ``rival_s``: its step times ``weight``, which makes steps comparable
+    (``step_weight``); None where no other plan fits or is known. ``lower_bound_s``: proved for the whole space at
+    this end, ``solved``: the best plan of the end's own solve; both None where it was not solved again.
     """
 
     end: End
@@ -56,10 +56,11 @@ class Rival:
     lower_bound_s: float | None
     solved: Plan | None = None
     rival: Plan | None = None
+    weight: float = 1.0
 
     @property
     def still_best(self) -> bool:
-        """True if no compared plan is faster."""
+        """True if no compared plan is better."""
         return self.rival_s is None or self.best_s <= self.rival_s
 
 
@@ -145,9 +146,10 @@ def robustness(
     others: Sequence[Plan],
     solve_end: Callable[[Problem], tuple[Plan | None, float | None]] | None = None,
 ) -> Robustness | None:
-    """Test whether ``best`` is still the fastest plan at both joint ends.
+    """Test whether ``best`` is still the best plan at both joint ends.
 
-    Plans are compared by step time, or by step time per sequence and by GPUs where their batches or sizes differ.
+    Plans are compared by step time, per sequence where their batches differ, and by GPU-hours if these are the
+    objective.
 
     Args:
         problem: the problem of the plans.
@@ -168,12 +170,11 @@ def robustness(
         plan, bound = solve_end(there) if solve_end is not None else (None, None)
         compared = [other for other in (*others, *([plan] if plan else [])) if other != best]
         best_s, *steps_s = step_times_s(there, [best, *compared])
-        # A step of another batch counts by its sequences.
-        batch = best.layout.global_batch_size
-        scaled_s = [
-            s * (batch / other.layout.global_batch_size) for s, other in zip(steps_s, compared, strict=True)
-        ]
-        rival_s = min(scaled_s, default=None)
-        rival = None if rival_s is None else compared[scaled_s.index(rival_s)]
-        rivals.append(Rival(end, best_s, rival_s, bound, plan, rival))
+        weights = [step_weight(problem, other, best) for other in compared]
+        scaled_s = [step_s * weight for step_s, weight in zip(steps_s, weights, strict=True)]
+        found = Rival(end, best_s, None, bound, plan)
+        if scaled_s:
+            place = scaled_s.index(min(scaled_s))
+            found = replace(found, rival_s=scaled_s[place], rival=compared[place], weight=weights[place])
+        rivals.append(found)
     return Robustness(tuple(rivals), len(others), solve_end is not None)

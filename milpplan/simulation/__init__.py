@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         simulate,
         step_times_ns,
         step_times_s,
+        step_weight,
     )
     from milpplan.simulation.stages import StageOptions, durations, plan_stages, stage_options
     from milpplan.simulation.states import LocalParameters, least_held_bytes

@@ -412,6 +412,15 @@ def plan_step_ns(problem: Problem, plan: Plan, costs: RankCosts | ReplicaCosts) 
     return int(step_times_ns(plan.layout, costs, durations(stages)))
 
 
+def step_weight(problem: Problem, plan: Plan, best: Plan) -> float:
+    """Return what a second of one plan's step counts for one of another: by sequences, and by GPUs where GPU-hours
+    are the objective."""
+    weight = best.layout.global_batch_size / plan.layout.global_batch_size
+    if problem.job.objective == "gpu_hours":
+        weight *= plan.layout.num_gpus / best.layout.num_gpus
+    return weight
+
+
 def step_times_s(problem: Problem, plans: Sequence[Plan]) -> list[float]:
     """Simulate the step times of plans, without their reports; the constants of all layouts are computed together.
 

@@ -21,6 +21,7 @@ from milpplan.problem import (
 )
 from milpplan.problem.catalog import errors_by_stack
 from milpplan.problem.records import Count, NonNegativeFloat, Record
+from milpplan.simulation import step_weight
 from milpplan.validation.runs import GENERATIONS, generation_of
 from milpplan.validation.terms import Term, step_doubled_s, step_without_s, used_terms
 
@@ -287,15 +288,8 @@ def _ablations(
 ) -> tuple[Ablated, ...]:
     ends = []
     for times, step_s in ((0, step_without_s), (2, step_doubled_s)):
-        rivals = [step_s(problem, plan, missing) * _weight(problem, plan, best) for plan in others if plan != best]
+        rivals = [
+            step_s(problem, plan, missing) * step_weight(problem, plan, best) for plan in others if plan != best
+        ]
         ends.append(Ablated(times, step_s(problem, best, missing), min(rivals, default=None)))
     return tuple(ends)
-
-
-def _weight(problem: Problem, plan: Plan, best: Plan) -> float:
-    """Return the factor that makes a plan's step comparable with the best plan's: sequences, and GPUs where they
-    cost."""
-    weight = best.layout.global_batch_size / plan.layout.global_batch_size
-    if problem.job.objective == "gpu_hours":
-        weight *= plan.layout.num_gpus / best.layout.num_gpus
-    return weight

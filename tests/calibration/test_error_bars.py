@@ -7,7 +7,7 @@ from math import exp, hypot
 import pytest
 
 import milpplan
-from milpplan import Plan, Problem, simulate
+from milpplan import Plan, Problem, Range, simulate
 from milpplan.calibration import (
     Coverage,
     at,
@@ -20,6 +20,7 @@ from milpplan.calibration import (
 )
 from milpplan.problem import PRIOR_SIGMA, PRIORS, UNCERTAIN, Uncertainty, uncertainty_of, with_constants
 from milpplan.reports.words.result_words import error_bar_text, robustness_text
+from milpplan.simulation import step_times_s, step_weight
 from tests.small import small_problem
 
 
@@ -116,6 +117,29 @@ def test_the_ends_compare_with_the_runners_up(plan: Plan) -> None:
         assert end.rival_s == min(times, default=None)
         assert end.still_best == (end.best_s <= min(times, default=end.best_s))
         assert end.lower_bound_s is None
+
+
+@pytest.mark.parametrize(
+    ("objective", "factors"), [("step_time_per_token", (1.0, 0.5)), ("gpu_hours", (2.0, 1.0))]
+)
+def test_plans_are_compared_by_what_is_minimised(plan: Plan, objective: str, factors: tuple[float, float]) -> None:
+    """Twice the GPUs are better for less than half the step where GPU-hours count, and for less than the whole one
+    where they do not; a step of twice the sequences counts half."""
+    problem = uncertain(gemm_efficiency=0.1)
+    more = plan.layout.model_copy(update={"dp": 2 * plan.layout.dp, "micro_batch_size": 1})
+    double = more.model_copy(update={"global_batch_size": 2 * plan.layout.global_batch_size})
+    wide, wide_batch = (plan.model_copy(update={"layout": layout}) for layout in (more, double))
+    gpus = Range(minimum=plan.layout.num_gpus, maximum=more.num_gpus)
+    changes = {"objective": objective, "training_tokens": 1e12, "num_gpus": gpus}
+    asked = problem.model_copy(update={"job": problem.job.model_copy(update=changes)})
+    assert tuple(step_weight(asked, other, plan) for other in (wide, wide_batch)) == factors
+    robust = robustness(asked, plan, (wide,))
+    assert robust is not None
+    assert ("by GPUs and sequences" in robustness_text(robust)) == (factors[0] != 1)
+    for end in robust.ends:
+        (step_s,) = step_times_s(joint_end(asked, end.end), [wide])
+        assert end.rival_s == step_s * factors[0]
+        assert end.still_best == (end.best_s <= step_s * factors[0])
 
 
 def test_a_faster_plan_at_an_end_is_told(plan: Plan) -> None:

@@ -305,7 +305,9 @@ def _doubt(result: PlanResult, robust: Robustness | None, evidence: Evidence | N
             else layout_words(result.plan.layout, lost.rival.layout)
         )
         other = f"the plan with {differs}" if differs else "one with other layers or recomputation"
-        return f"with all constants one sigma {side} {other} is {percent_text(shorter)} faster"
+        hours = result.problem.job.objective == "gpu_hours"
+        saves = f"takes {percent_text(shorter)} fewer GPU-hours" if hours else f"is {percent_text(shorter)} faster"
+        return f"with all constants one sigma {side} {other} {saves}"
     if evidence is None:
         alone = "no measured run is of a forward pass alone: nothing of this plan is checked"
         return alone if result.problem.inference else ""

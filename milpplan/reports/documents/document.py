@@ -184,7 +184,8 @@ class ErrorBarDocument(Record):
 
 
 class EndDocument(Record):
-    """All uncertain constants one sigma to one side: step time of the best plan, and of the fastest other plan."""
+    """All uncertain constants one sigma to one side: step time of the best plan, and of the best other plan, times
+    its ``weight`` where the batches differ, or the GPUs and the objective is GPU-hours."""
 
     end: Literal["fast", "slow"]
     best_s: float
@@ -194,6 +195,7 @@ class EndDocument(Record):
     (``--check-ends``)."""
     solved: PlanDocument | None = None
     """Best plan of this end's own solve."""
+    weight: float = 1.0
     still_best: bool
 
 

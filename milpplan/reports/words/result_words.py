@@ -295,7 +295,8 @@ def robustness_text(robust: Robustness) -> str:
     looked = f"the {counted(robust.num_plans, 'other plan')} that the search kept"
     remark = " (what bounds excluded was not simulated; --check-ends solves again)"
     if robust.solved:
-        looked = "all plans of the space (solved again at both ends, each with its bound)"
+        bounds = ", each with its bound" if all(end.lower_bound_s is not None for end in robust.ends) else ""
+        looked = f"all plans of the space (solved again at both ends{bounds})"
         remark = " (all constants moved together; --robust moves one doubt at a time)"
     ends = "; ".join(_end_text(end) for end in robust.ends)
     verdict = "still the best at both ends" if robust.still_best else "not the best at both ends"
@@ -306,6 +307,8 @@ def _end_text(end: Rival) -> str:
     text = f"all constants one sigma {'faster' if end.end == 'fast' else 'slower'}: {seconds_text(end.best_s)}"
     if end.rival_s is not None:
         text += f", the next {seconds_text(end.rival_s)}"
+        if end.weight != 1:
+            text += f" (its step of {seconds_text(end.rival_s / end.weight)}, by GPUs and sequences)"
     if end.lower_bound_s is not None:
         text += f", bound {lower_bound_text(end.lower_bound_s)}"
     return text
