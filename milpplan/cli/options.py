@@ -55,8 +55,8 @@ Hardware = Annotated[
     str | None,
     typer.Argument(
         metavar="HARDWARE",
-        help="A hardware description's name, or a .toml or .json. Several node types: NAME:GPUS+NAME:GPUS. "
-        "Several to choose from: NAME,NAME.",
+        help="A hardware description's name, or a .toml or .json. For solve also several node types, "
+        "NAME:GPUS+NAME:GPUS, or several to choose from, NAME,NAME.",
         autocompletion=hardware_like,
     ),
 ]
@@ -90,7 +90,7 @@ Gpus = Annotated[
     typer.Option(
         "--gpus",
         metavar="N|LO:HI[:STEP]",
-        help="Number of GPUs, or a range.",
+        help="Number of GPUs; for solve also a range.",
         show_default="the sum of several node types",
     ),
 ]

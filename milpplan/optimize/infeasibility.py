@@ -9,6 +9,7 @@ that one was found and simulated.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -438,7 +439,7 @@ def _too_slow(
     else:
         proof = "every layout was proved slower, one by one"
     step = layout.global_batch_size
-    remedies = [f"Allow {_hours(per_sequence_s * sequences)} (a plan exists: {_layout_text(layout)})"]
+    remedies = [f"Allow {_hours_up(per_sequence_s * sequences)} (a plan exists: {_layout_text(layout)})"]
     # Speed-up is at most proportional to the number of GPUs, so smaller numbers are not tried.
     times = 2
     while times * needed_s < per_sequence_s and times <= MOST_TIMES_GPUS:
@@ -455,6 +456,13 @@ def _too_slow(
         f"fastest found is {seconds_text(per_sequence_s * step)}.",
         f"{', or '.join(remedies)}.",
     )
+
+
+def _hours_up(seconds: float) -> str:
+    """Write hours with three digits, rounded up, so that as many are enough."""
+    hours = seconds / SECONDS_PER_HOUR
+    unit = min(1.0, 10.0 ** (math.floor(math.log10(hours)) - 2))
+    return f"{math.ceil(hours / unit) * unit:,.12g} h"
 
 
 def _hours(seconds: float) -> str:

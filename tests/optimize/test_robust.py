@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import exp
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from milpplan.problem import (
     load_scenarios,
     scenario_of,
 )
+from milpplan.reports.words.result_words import regret_sentence
 from milpplan.simulation import TimeScale, usable_memory_bytes
 from tests.amounts import first, long_but
 from tests.cli.test_cli import refused, run
@@ -143,6 +146,19 @@ def test_scaled_steps_keep_their_order(ratio: float) -> None:
 def robust(**changes: object) -> PlanResult:
     """Solve a small problem in two scenarios."""
     return solve_robust(small_problem(space={"kind": "free"}), [SLOW], **changes)
+
+
+@pytest.mark.parametrize("apart", [0.0005, 0.001, 0.0031])
+def test_the_sentence_says_how_far_the_proofs_are_apart(apart: float) -> None:
+    """Not the tolerance of each of the two, where there is more between them."""
+    result = solve_robust(small_problem(), [], gap=1e-4)
+    assert result.regret is not None
+    assert result.regret.at_most is not None
+    regret = replace(result.regret, at_least=result.regret.at_most - apart)
+    text = regret_sentence(replace(result, status="optimal", regret=regret), 0.001)
+    found = re.search(r"within ([\d.e-]+):", text)
+    assert found is not None
+    assert max(apart, 0.001) <= float(found[1]) < max(apart, 0.001) + 2e-4
 
 
 def test_a_scenario_that_is_best_for_the_nominal_plan_has_no_regret() -> None:

@@ -263,6 +263,14 @@ def test_null_means_absent() -> None:
     assert attention.num_key_value_heads == 32
 
 
+@pytest.mark.parametrize("key", ["hidden_size", "vocab_size"])
+def test_a_size_that_is_no_number_is_named(key: str) -> None:
+    """NaN, which Python's JSON reads, is unlike itself: that is no second spelling."""
+    with pytest.raises(InvalidInputError, match=f"{key} is nan") as caught:
+        model_from_config(config_of("llama3-8b") | {key: float("nan")}, "x")
+    assert "names of the same size" not in str(caught.value)
+
+
 def test_dense_layers_before_the_experts() -> None:
     """DeepSeek-V3 has first_k_dense_replace = 3 dense layers and then 58 with experts, all with MLA."""
     config = config_of("deepseek-v3") | {"num_nextn_predict_layers": 0}

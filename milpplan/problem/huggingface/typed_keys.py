@@ -60,7 +60,9 @@ class Fields:
         self.read.update(names)
         present = {name: self.values[name] for name in names if self.values.get(name) is not None}
         first = next(iter(present.values()), None)
-        if any(value != first or type(value) is not type(first) for value in present.values()):
+        if len(present) > 1 and any(
+            value != first or type(value) is not type(first) for value in present.values()
+        ):
             spellings = " and ".join(f"{name} is {shown(value)}" for name, value in present.items())
             raise self.refuse(f"{spellings}.", "Expected one value: both are names of the same size.")
         return self.defaults.get(key) if first is None else first

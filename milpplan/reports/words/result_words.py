@@ -180,7 +180,11 @@ def regret_sentence(result: PlanResult, tolerance: float) -> str:
     """Describe in a sentence what is proved of a robust plan."""
     assert result.regret is not None
     scope = scope_text(result.problem, result.forbid)
-    within = f"within {tolerance_text(tolerance)}" if result.status == "optimal" else "stopped early"
+    at_most, at_least = result.regret.at_most, result.regret.at_least
+    # Each of the two proofs holds within the tolerance; what is printed is what lies between them.
+    width = tolerance if at_most is None or at_least is None else max(tolerance, at_most - at_least)
+    shown = math.ceil(width * 1e4 * (1 - 1e-9)) / 1e4 if width > tolerance else width
+    within = f"within {tolerance_text(shown)}" if result.status == "optimal" else "stopped early"
     return f"Least worst-case regret, {within}: {regret_text(result.regret)}, for {scope}."
 
 
