@@ -314,11 +314,15 @@ def refuse(target: str, refusals: Sequence[Refusal]) -> None:
     if not refusals:
         return
     whys = "; ".join(f"({number}) {refusal.why}" for number, refusal in enumerate(refusals, 1))
-    fixes = ",".join(dict.fromkeys(refusal.fix for refusal in refusals if refusal.fix))
+    # A field has one value: that of the last reason.
+    values = dict(part.split("=") for refusal in refusals if refusal.fix for part in refusal.fix.split(","))
+    fixes = ",".join(f"{name}={value}" for name, value in values.items())
+    others = ", ".join(f"({number})" for number, refusal in enumerate(refusals, 1) if not refusal.fix)
+    remedy = f"Solve again with --fix {fixes}." if fixes else "Export to another target, or change the problem."
     raise IllegalPlanError(
         f"{target} cannot run this plan as it is, for {len(refusals)} reason(s): {whys}.",
         "Expected a plan that its files can tell without loss.",
-        f"Solve again with --fix {fixes}." if fixes else "Export to another target, or change the problem.",
+        f"{remedy} No --fix is known for {others}." if fixes and others else remedy,
     )
 
 

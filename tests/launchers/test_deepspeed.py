@@ -122,14 +122,19 @@ def test_any_plan_comes_back_or_is_refused() -> None:
 
 
 def test_all_reasons_come_together_with_the_way_out() -> None:
-    """Degrees, offloading, fp8 and stages that recompute in part: one message, one --fix."""
+    """Degrees, offloading, fp8 and stages that recompute in part: one message, one --fix, which names a field once
+    and says which reasons it leaves."""
     problem = problem_of("llama3-8b", "dgx-h100", precision="fp8")
     layout = Layout(tp=2, pp=2, dp=2, global_batch_size=8, zero_stage=1, offload_optimizer=True)
     with pytest.raises(IllegalPlanError) as caught:
         LAUNCHER.export(problem, even_plan(problem, layout, full=3), VERSION)
     for word in ("fp8", "tp=2", "pp=2", "offload_optimizer=true", "recompute 3, 3 layers", "BF16_Optimizer"):
         assert word in caught.value.seen
-    assert {"tp=1", "pp=1", "offload_optimizer=false"} <= set(caught.value.do.split()[-1].rstrip(".").split(","))
+    fixes = caught.value.do.partition("--fix ")[2].partition(". ")[0].split(",")
+    assert {"tp=1", "pp=1", "offload_optimizer=false"} <= set(fixes)
+    assert len({fix.partition("=")[0] for fix in fixes}) == len(fixes)
+    assert "fp8" in caught.value.seen.partition("(1)")[2].partition("(2)")[0]
+    assert "No --fix is known for (1)" in caught.value.do
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import typer
 from milpplan.cli import options as o
 from milpplan.cli.arguments import check_plan_of_file
 from milpplan.cli.outcome import ExitCode, emit, say
+from milpplan.errors import IllegalPlanError
 from milpplan.launchers import target_named
 from milpplan.launchers.scripts import JOBS, job_files
 from milpplan.launchers.targets import launch_document, version_of
@@ -60,7 +61,13 @@ def export(
     check_plan_of_file(problem, decided)
     # A script that somebody launches for weeks is not made from a result that somebody has changed.
     result_in(plan)
-    launch = target.export(problem, decided, version)
+    try:
+        launch = target.export(problem, decided, version)
+    except IllegalPlanError as error:
+        if not target.capability.complete:
+            raise
+        whole = f"{error.do} Or solve with --target {to} for the best plan that it can run."
+        raise IllegalPlanError(error.seen, error.expected, whole.strip()) from error
     files = target.files(launch, __version__)
     files |= job_files(job, launch, __version__, files, problem.hardware.name, job_minutes)
     if out is not None:
