@@ -255,6 +255,7 @@ def nearest_gpus(problem: Problem) -> Iterator[Problem]:
 
 
 SECONDS_PER_HOUR = 3600.0
+NO_PLAN_KNOWN = ", where no plan is known yet"
 _SHOWN_RULES = 5
 
 
@@ -394,8 +395,10 @@ def _too_large(
         return effort.admits(option, forbidden)
 
     if bounds.memory_bytes > usable:
-        relaxed = [words for words, option in _until_spent(effort, relaxations(problem)) if fits(option)]
-        remedies += relaxed or _first(effort, shorter_sequences(problem), fits)
+        admitted = [each for each in _until_spent(effort, relaxations(problem)) if fits(each[1])]
+        known = [words for words, option in admitted if effort.quick_plan(option, forbidden) is not None]
+        remedies += known or [f"{words}{NO_PLAN_KNOWN}" for words, _ in admitted]
+        remedies += [] if known else _first(effort, shorter_sequences(problem), fits)
     return InfeasibleError(
         f"{seen}; {hardware.accelerator.name} has {gib_text(usable)} usable of "
         f"{gib_text(hardware.accelerator.memory_bytes)}"
@@ -418,7 +421,7 @@ def _more_gpus_text(problem: Problem, forbidden: Forbidden, needed: MoreGpus, ef
         if result is not None and result.step_time_s is not None:
             count = _counted(option.job.num_gpus)
             return f"{text} (with {count} a plan exists)"
-    return text
+    return f"{text}{NO_PLAN_KNOWN}"
 
 
 def _too_slow(

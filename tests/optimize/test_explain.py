@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from milpplan import Problem, Range, fixed, solve
+from milpplan import Job, Problem, Range, fixed, load_hardware, load_model, solve
 from milpplan.optimize import Effort, explain, infeasibility
 from milpplan.optimize.bounds import uniform_plan
 from milpplan.optimize.space.enumerate_layouts import layout_space
@@ -150,3 +150,13 @@ def test_switches_that_contradict_each_other_are_named() -> None:
     error = explain(problem)
     assert "sharded_gradients_are_overlapped" in error.seen
     assert "a free zero_stage" in error.do or "a free overlap_grad_reduce" in error.do
+
+
+def test_a_remedy_that_only_the_bound_admits_says_so() -> None:
+    """No ranks divide a million and three tokens: more GPUs and offloading are not excluded, and no plan with them
+    is known, so shorter sequences are offered as well."""
+    job = Job(num_gpus=16, global_batch_size=64, sequence_length=1_000_003)
+    error = explain(Problem(model=load_model("llama3-8b"), hardware=load_hardware("dgx-h100"), job=job))
+    assert error.do.count("no plan is known") == 2
+    assert "sequences of 250,000 tokens" in error.do
+    assert "no plan is known" not in explain(small_problem(num_gpus=2, memory_gib=9)).do
