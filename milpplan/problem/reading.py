@@ -135,7 +135,7 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text, parse_float=whole_or_float)
     except (ValueError, RecursionError) as error:
-        raise _unparsable(source, "TOML", error) from error
+        raise unparsable(source, "TOML", error) from error
 
 
 def parse_json(text: str, source: str) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def parse_json(text: str, source: str) -> dict[str, Any]:
     try:
         data = json.loads(text, parse_float=whole_or_float, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
-        raise _unparsable(source, "JSON", error) from error
+        raise unparsable(source, "JSON", error) from error
     if not isinstance(data, dict):
         raise InvalidInputError(
             f"{source} holds {shown(data)}.",
@@ -172,12 +172,15 @@ def parse_json(text: str, source: str) -> dict[str, Any]:
     return data
 
 
-def _unparsable(source: str, language: str, error: Exception) -> InvalidInputError:
+def unparsable(source: str, language: str, error: Exception) -> InvalidInputError:
+    """Make the error of a text that is not in its language; a script starts the file that is."""
+    is_script = source.lower().endswith((".sh", ".sbatch", ".slurm"))
+    remedy = "Give the configuration that this script starts." if is_script else "Correct the place named."
     reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
     return InvalidInputError(
         f"{source} is not valid {language}: {reason}.",
         f"Expected {language}.",
-        "Correct the place named.",
+        remedy,
     )
 
 

@@ -8,7 +8,7 @@ from benchmarks.house import static_measures, traced_measures
 
 LIMITS = {
     "modules": 363,
-    "lines": 105_965,
+    "lines": 105_966,
     "files in the largest folder": 13,
     "import circles": 0,
     "docstrings that open with What, Whether, The same, More or How": 2,
@@ -21,7 +21,7 @@ LIMITS = {
 
 TRACED = {
     "files of a default solve": 72,
-    "functions of a default solve": 1_255,
+    "functions of a default solve": 1_256,
     "depth of a default solve": 21,
     "modules loaded by it": 135,
 }

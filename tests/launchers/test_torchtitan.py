@@ -518,3 +518,13 @@ def test_a_registry_is_read_by_the_name_of_a_function(tmp_path: Path) -> None:
         read_function({"config": "plan"}, "elsewhere/config_registry.py")
     with pytest.raises(InvalidInputError, match="not known here"):
         read_function({"config": "plan", "training.no_such": 1})
+
+
+@pytest.mark.parametrize("name", ["torchtitan.sh", "torchtitan.sbatch"])
+def test_the_script_in_place_of_the_configuration_is_told(name: str) -> None:
+    """A shell script is no TOML: the configuration that it starts is asked for."""
+    remedies = {name: "Give the configuration that this script starts.", "run.toml": "Correct the place named."}
+    for source, remedy in remedies.items():
+        with pytest.raises(InvalidInputError) as caught:
+            read("NUM_NODES=${NUM_NODES:-1}\n", source)
+        assert caught.value.do == remedy

@@ -13,7 +13,7 @@ from milpplan.launchers.shell.script import script_commands
 from milpplan.launchers.shell.state import Command
 from milpplan.launchers.shell.tree import MARK, how_to_decide, is_mark, marked, readable, unknown_in
 from milpplan.problem import Alignment
-from milpplan.problem.reading import shown
+from milpplan.problem.reading import shown, unparsable
 
 _PRINTS = ("echo", "printf")
 """Commands that only show the words of another."""
@@ -304,9 +304,7 @@ def load_yaml(text: str, source: str, launcher: str) -> dict[str, Any]:
     try:
         data = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InvalidInputError(
-            f"{source} is not valid YAML: {shown(str(error))}.", "Expected YAML.", "Correct the place named."
-        ) from error
+        raise unparsable(source, "YAML", error) from error
     if not isinstance(data, dict):
         raise InvalidInputError(
             f"{source} holds {shown(data)}.",
