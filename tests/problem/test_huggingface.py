@@ -486,7 +486,9 @@ def fate(config: dict[str, Any], key: str, value: object) -> str:
     try:
         after = model_from_config(config | {key: value}, "small")
     except InvalidInputError as error:
-        named = [name for name in (key, *(CLASS_KEYS["families"][config["model_type"]])) if name in error.seen]
+        # Lists with a value for every layer, as compress_ratios, contradict another number of layers.
+        known = (key, *CLASS_KEYS["families"][config["model_type"]], "compress_ratios")
+        named = [name for name in known if name in error.seen]
         return "refused" if named else f"refused for another reason: {error.seen}"
     return "equal" if after == before else "priced"
 
