@@ -455,11 +455,7 @@ def _latent(run: Run) -> str:
 
 def _checkpoints(run: Run) -> str:
     unpriced = run.recompute == "selective" and not prices_products(flavors()[run.flavor], run.version)
-    return (
-        f"SelectiveAC of {run.flavor[0]} in {run.version}, of which it is not priced what stays"
-        if unpriced
-        else ""
-    )
+    return f"SelectiveAC of {run.flavor[0]} in {run.version}: what it keeps is not priced" if unpriced else ""
 
 
 RULES: Rules = {
