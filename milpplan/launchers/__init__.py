@@ -14,6 +14,6 @@ if TYPE_CHECKING:
     from milpplan.launchers.records import ConfigLaunch, Imported, ImportRequest, Launch
     from milpplan.launchers.scripts import job_files
     from milpplan.launchers.settings import Code, Known, flat, is_quiet, known_settings
-    from milpplan.launchers.targets import TARGETS, restrict, target_named, target_names
+    from milpplan.launchers.targets import TARGETS, restrict, run_by, target_named, target_names
 else:
     __getattr__ = lazy_exports(__name__, __file__)

@@ -163,9 +163,15 @@ def restrict(problem: Problem, target: str, version: str | None = None, *, stack
     elif problem.space.recompute_counts != "alike":
         changes["recompute_counts"] = capability.recompute_counts
     described = fitted_hardware(target, problem.hardware) if stack else problem.hardware
-    software = described.software.model_copy(update=dict(capability.program(chosen)))
-    hardware = described.model_copy(update={"software": software})
-    return problem.model_copy(update={"space": problem.space.model_copy(update=changes), "hardware": hardware})
+    space = problem.space.model_copy(update=changes)
+    return run_by(target, chosen, problem.model_copy(update={"space": space, "hardware": described}))
+
+
+def run_by(target: str, version: str, problem: Problem) -> Problem:
+    """Return a problem whose layers keep the bytes that those of a launcher's own program do."""
+    own = TARGETS[target].capability.program(version)
+    software = problem.hardware.software.model_copy(update=dict(own))
+    return problem.model_copy(update={"hardware": problem.hardware.model_copy(update={"software": software})})
 
 
 def _capability_named(name: str) -> Capability:

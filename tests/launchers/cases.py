@@ -40,14 +40,6 @@ def legal_layout(random: np.random.Generator, problem: Problem) -> Layout:
     return Layout.model_validate(layout.model_dump() | changes)
 
 
-def run_by(target: str, version: str, problem: Problem) -> Problem:
-    """A problem whose layers keep what those of a launcher's program do."""
-    own = TARGETS[target].capability.program(version)
-    software = problem.hardware.software.model_copy(update=dict(own))
-    hardware = problem.hardware.model_copy(update={"software": software})
-    return problem.model_copy(update={"hardware": hardware})
-
-
 def random_layout_of_megatron(random: np.random.Generator, problem: Problem) -> Layout:
     """A layout with a schedule and an order of ranks that Megatron-LM has."""
     layout = legal_layout(random, problem)

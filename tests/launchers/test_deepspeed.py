@@ -13,9 +13,9 @@ import pytest
 
 from milpplan import Layout, Plan, Problem, simulate
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
-from milpplan.launchers import Imported, ImportRequest
+from milpplan.launchers import Imported, ImportRequest, run_by
 from milpplan.launchers.deepspeed.launcher import LAUNCHER, config_of, imported
-from tests.launchers.cases import legal_layout, run_by
+from tests.launchers.cases import legal_layout
 from tests.simulation.cases import (
     even_plan,
     problem_of,

@@ -14,14 +14,14 @@ import pytest
 
 from milpplan import Layout, simulate, solve
 from milpplan.errors import IllegalPlanError, InvalidInputError, MilpplanError
-from milpplan.launchers import ImportRequest, restrict
+from milpplan.launchers import ImportRequest, restrict, run_by
 from milpplan.launchers.torchtitan.run import NEWEST, RULES, V022, V030, Run, flavors
 from milpplan.launchers.torchtitan.settings import known
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.problem import Space
 from milpplan.simulation.bulk.simulate_many import uniform_plan
 from milpplan.simulation.layers import total_parameters
-from tests.launchers.cases import legal_layout, run_by
+from tests.launchers.cases import legal_layout
 from tests.launchers.torchtitan_cases import (
     NAMED,
     TORCHTITAN,

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from milpplan import Layout, Plan, Problem, Recompute, VirtualStage
-from milpplan.launchers import TARGETS, Imported, ImportRequest
+from milpplan.launchers import TARGETS, Imported, ImportRequest, run_by
 from milpplan.launchers.torchtitan.run import NEWEST, V022, V030, prices_products
-from tests.launchers.cases import run_by
 from tests.simulation.cases import problem_of
 
 TORCHTITAN = TARGETS["torchtitan"]

@@ -13,7 +13,7 @@ from milpplan.cli.outcome import ExitCode, emit, say
 from milpplan.errors import IllegalPlanError
 from milpplan.launchers import target_named
 from milpplan.launchers.scripts import JOBS, job_files
-from milpplan.launchers.targets import launch_document, version_of
+from milpplan.launchers.targets import launch_document, run_by, version_of
 from milpplan.problem import Plan, Problem
 from milpplan.reports.documents.claims import result_in
 from milpplan.reports.documents.document import read_plan
@@ -84,9 +84,7 @@ def export(
 def _own_bytes(to: str, version: str, problem: Problem, plan: Plan) -> tuple[str, ...]:
     """Say that a plan does not fit where its layers keep what those of the launcher's program do."""
     own = target_named(to, "--to").capability.program(version)
-    software = problem.hardware.software.model_copy(update=dict(own))
-    there = problem.hardware.model_copy(update={"software": software})
-    report = simulate(problem.model_copy(update={"hardware": there}), plan)
+    report = simulate(run_by(to, version, problem), plan)
     if not own or report.fits:
         return ()
     words = ", ".join(f"{name} {value}" for name, value in own.items())
