@@ -169,7 +169,7 @@ def restrict(problem: Problem, target: str, version: str | None = None, *, stack
 
 def run_by(target: str, version: str, problem: Problem) -> Problem:
     """Return a problem whose layers keep the bytes that those of a launcher's own program do."""
-    own = TARGETS[target].capability.program(version)
+    own = target_named(target, "--target").capability.program(version)
     software = problem.hardware.software.model_copy(update=dict(own))
     return problem.model_copy(update={"hardware": problem.hardware.model_copy(update={"software": software})})
 

@@ -112,38 +112,6 @@ def test_an_installed_package_is_used_by_every_command(installed: Path, tmp_path
 
 
 @pytest.mark.long
-def test_an_installed_exporter_writes_and_reads(installed: Path, tmp_path: Path) -> None:
-    """A plan goes out and comes back at the same step time; what the trainer cannot run is refused by reason."""
-    plan, other, back = (tmp_path / name for name in ("plan.json", "other.json", "back.json"))
-    words = (
-        "solve",
-        MODEL,
-        "dgx-h100",
-        *JOB,
-        "--fix",
-        "schedule=1f1b",
-        "--fix",
-        "cp=1",
-        "--fix",
-        "recompute=none",
-    )
-    assert milpplan_command(installed, *words, "--fix", "zero_stage=1", "--out", str(plan)).returncode == 0
-    launch = tmp_path / "launch"
-    done = milpplan_command(installed, "export", str(plan), "--to", "own-trainer", "--out", str(launch))
-    assert done.returncode == 0, done.stderr
-    read = ("import", str(launch / "own-trainer.json"), "--from", "own-trainer", "--hardware", "dgx-h100")
-    assert milpplan_command(installed, *read, "--model", MODEL, "--out", str(back)).returncode == 0
-    steps = [
-        json.loads(milpplan_command(installed, "simulate", str(one), "--json").stdout) for one in (plan, back)
-    ]
-    assert steps[0]["step_time_s"] == steps[1]["step_time_s"]
-    assert milpplan_command(installed, *words, "--fix", "zero_stage=3", "--out", str(other)).returncode == 0
-    refused = milpplan_command(installed, "export", str(other), "--to", "own-trainer")
-    assert refused.returncode == 2
-    assert "it shards optimizer states only" in refused.stderr
-
-
-@pytest.mark.long
 def test_an_installed_solver_meets_the_canaries(installed: Path) -> None:
     """The doctor lets it solve the programs that solvers have got wrong."""
     checked = milpplan_command(installed, "doctor")
@@ -341,6 +309,36 @@ def test_a_solver_is_interrupted_whatever_it_does(offered: Offer) -> None:
             backend("deaf").solve(random_program(1), Limits(cancelled=lambda: True))
     finally:
         FOREVER.set()
+
+
+def test_an_installed_exporter_writes_and_reads(
+    offered: Offer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A plan goes out and comes back at the same step time; what the trainer cannot run is refused by reason."""
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    offered("exporters", "own-trainer", "milpplan_examples.exporter:LAUNCHER")
+    plan, other, back, launch = (tmp_path / name for name in ("plan.json", "other.json", "back.json", "launch"))
+    words = (
+        "solve",
+        MODEL,
+        "dgx-h100",
+        *JOB,
+        "--fix",
+        "schedule=1f1b",
+        "--fix",
+        "cp=1",
+        "--fix",
+        "recompute=none",
+    )
+    assert run(*words, "--fix", "zero_stage=1", "--out", str(plan)).exit_code == 0
+    done = run("export", str(plan), "--to", "own-trainer", "--out", str(launch))
+    assert done.exit_code == 0, done.stderr
+    read = ("import", str(launch / "own-trainer.json"), "--from", "own-trainer", "--hardware", "dgx-h100")
+    assert run(*read, "--model", MODEL, "--out", str(back)).exit_code == 0
+    steps = [json.loads(run("simulate", str(one), "--json").stdout) for one in (plan, back)]
+    assert steps[0]["step_time_s"] == steps[1]["step_time_s"]
+    assert run(*words, "--fix", "zero_stage=3", "--out", str(other)).exit_code == 0
+    assert "it shards optimizer states only" in refused(run("export", str(other), "--to", "own-trainer"))
 
 
 def test_an_exporter_that_is_none_is_named(offered: Offer) -> None:

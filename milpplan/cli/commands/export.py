@@ -84,8 +84,7 @@ def export(
 def _own_bytes(to: str, version: str, problem: Problem, plan: Plan) -> tuple[str, ...]:
     """Say that a plan does not fit where its layers keep what those of the launcher's program do."""
     own = target_named(to, "--to").capability.program(version)
-    report = simulate(run_by(to, version, problem), plan)
-    if not own or report.fits:
+    if not own or (report := simulate(run_by(to, version, problem), plan)).fits:
         return ()
     words = ", ".join(f"{name} {value}" for name, value in own.items())
     peak, usable = (number / GIB for number in (report.peak_memory_bytes, report.usable_memory_bytes))
