@@ -64,15 +64,14 @@ def target_price_text(problem: Problem, price: TargetPrice | PriceDocument) -> s
     """Describe the price of the restriction to a launcher, as an interval where the proofs leave one."""
     least, most = price.least_fraction, price.most_fraction
     more = "slower" if problem.job.objective == "step_time_per_token" else f"more {problem.job.objective}"
-    proved = f"(proved; --target {problem.space.target})"
-    best = f"than the best of any launcher (the same space without --target {problem.space.target})"
+    space = f"the same space without --target {problem.space.target}"
     if most <= 0:
-        return f"no plan of any launcher is better {proved}"
+        return f"no plan of {space} is better, proved"
     if most <= SAME_SHARE:
-        return f"no plan of any launcher is more than {percent_text(most, 2)} better {proved}"
+        return f"no plan of {space} is more than {percent_text(most, 2)} better, proved"
     if most - least <= SAME_SHARE:
-        return f"{percent_text((least + most) / 2)} {more} {best}, proved"
-    return f"proved: between {percent_text(least)} and {percent_text(most)} {more} {best}"
+        return f"{percent_text((least + most) / 2)} {more} than the best plan of {space}, proved"
+    return f"proved: between {percent_text(least)} and {percent_text(most)} {more} than the best plan of {space}"
 
 
 def constants_text(problem: Problem, bar: ErrorBar | None, launcher: str | None = None) -> str:
