@@ -8,8 +8,9 @@ the best plan on it. After that every smaller number is refuted by proof, found 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Final
 
 from milpplan.optimize.context import Deadline, on_gpus
@@ -19,8 +20,8 @@ from milpplan.problem import Plan, Problem
 ANY_PLAN: Final = 0.999
 """Gap of a solve that only asks whether there is a plan: the first plan ends it."""
 EQUAL_SHARE, BEST_SHARE, QUICK_SHARE = 0.4, 0.3, 0.3
-"""Maximum shares of the time limit: for equal stages; then, of the time left each time, for the best plan on the
-number found and for a quick try of the smaller numbers."""
+"""Maximum shares of the time limit: for equal stages, where the space has other plans; then, of the time left each
+time, for the best plan on the number found and for a quick try of the smaller numbers."""
 BEFORE_OTHERS: Final = 512
 """Number of accelerators without an equal-stage plan from which on plans of any kind are searched."""
 
@@ -34,6 +35,8 @@ class FewestSearch:
     problem: Problem
     options: SolveOptions
     solve: Solve
+    untried: Iterator[int] = field(default_factory=lambda: iter(()))
+    """Numbers that are still to be tried, in ascending order."""
     deadline: Deadline = field(init=False)
     refused: set[int] = field(default_factory=set)
     """Numbers proved to have no plan."""
@@ -51,9 +54,9 @@ class FewestSearch:
 
     def run(self, counts: Iterable[int]) -> PlanResult:
         """Try numbers of accelerators in ascending order until the fewest is found."""
-        started = time.monotonic()
+        started, self.untried = time.monotonic(), iter(counts)
         try:
-            self._equal_stages(counts)
+            self._equal_stages()
             if self.problem.space.kind != "uniform":
                 self._others()
         except KeyboardInterrupt:
@@ -61,10 +64,11 @@ class FewestSearch:
             self.message = "" if self.deadline.passed else "Interrupted."
         return replace(self._summary(), wall_time_s=time.monotonic() - started)
 
-    def _equal_stages(self, counts: Iterable[int]) -> None:
+    def _equal_stages(self) -> None:
         """Find the first number with an equal-stage plan; from ``BEFORE_OTHERS`` on try plans of any kind too."""
-        until, waiting = Deadline.after(self._share(EQUAL_SHARE)), list[int]()
-        for count in counts:
+        share = 1.0 if self.problem.space.kind == "uniform" else EQUAL_SHARE
+        until, waiting = Deadline.after(self._share(share)), list[int]()
+        for count in self.untried:
             self.open.add(count)
             waiting.append(count)
             self._ask(count, self._equal(), self.options.gap, until.left_s())
@@ -83,6 +87,11 @@ class FewestSearch:
         # The largest numbers are the likeliest to have a plan, which leaves fewer numbers to refute.
         before = self._num_gpus
         self._try_counts(self._smaller()[::-1], self.deadline.left_s())
+        while self.best is None and not (self.message or self.deadline.passed):
+            if (count := next(self.untried, None)) is None:
+                break
+            self.open.add(count)
+            self._try_counts([count], self.deadline.left_s())
         if self._num_gpus != before:
             self._improve()
 
@@ -162,6 +171,9 @@ class FewestSearch:
         if result is None:
             # Interrupted before the first solve.
             raise KeyboardInterrupt
+        if self.best is None:
+            # Nothing is known of the numbers that no time was left for: the first of them stands for all.
+            self.open.update(islice(self.untried, 1))
         open_counts = self._smaller()
         min_open = min(open_counts, default=None)
         details = {
@@ -183,6 +195,9 @@ class FewestSearch:
         if result.plan is None:
             status: Status = "infeasible" if not open_counts else "no_solution_found"
             bound = None if min_open is None else float(min_open)
+            if open_counts:
+                # The layouts of the number tried last say nothing of the others.
+                changed = replace(changed, layouts=None, rejected={}, enumerated=0)
             return replace(changed, status=status, objective_bound=bound, work=self._work(result, status))
         gpus = float(result.plan.layout.num_gpus)
         bound_gpus = gpus if min_open is None else float(min_open)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -85,6 +86,22 @@ def test_an_interrupt_at_any_solve_leaves_what_is_known(seed: int) -> None:
         elif found.objective_bound is not None and whole.objective is not None:
             assert found.objective_bound <= whole.objective
         assert whole.objective not in found.details["refused"]
+
+
+@pytest.mark.parametrize("kind", ["uniform", "free"])
+def test_numbers_that_no_time_was_left_to_try_are_not_refuted(kind: str) -> None:
+    """The first number has no plan, and the time is over: the next one is open, whatever larger ones there are."""
+
+    def patient(own: Problem, options: SolveOptions, known: Sequence[Plan]) -> PlanResult:
+        return planner.solve_from(own, replace(options, time_limit_s=None), known)
+
+    problems = (problem_of(seed, kind) for seed in range(40))
+    problem = next(one for one in problems if (solve(one).objective or 0.0) > 2)
+    found = FewestSearch(problem, SolveOptions(time_limit_s=1e-9), patient).run(COUNTS.values)
+    assert found.status == "no_solution_found"
+    assert max(found.details["open_counts"]) == max(found.details["refused"], default=0) + 1
+    assert found.objective_bound == min(found.details["open_counts"]) <= (solve(problem).objective or 0.0)
+    assert found.layouts is None
 
 
 def test_what_no_time_was_left_for_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
