@@ -298,11 +298,12 @@ class SplitBounds:
         for stage, content in zip(stages, contents, strict=True):
             if (stage, content) not in self.menus:
                 # Options depend on the content alone, whether they fit on the rank as well.
+                counts = np.array(content[0], dtype=np.int64)
                 if content not in self.options:
-                    options = recompute_options(self.context, stage, content[0])
+                    options = recompute_options(self.context, stage, counts)
                     assert options is not None, "without prices there is a choice"
                     self.options[content] = options
-                self.menus[stage, content] = useful_items(self.context, stage, content[0], self.options[content])
+                self.menus[stage, content] = useful_items(self.context, stage, counts, self.options[content])
             menu = self.menus[stage, content]
             if not len(menu):
                 return None

@@ -225,16 +225,19 @@ class LayoutContext:
         ordered[self.stage_grid] = values
         return ordered
 
-    def placed_counts(self, stage: int, max_layers: int) -> list[tuple[int, ...]]:
+    def placed_counts(self, stage: int, max_layers: int) -> IntArray:
         """Return the layer counts by run that a virtual stage can hold, at most ``max_layers`` layers, such that
-        the limits of the other virtual stages allow a position in the model for them."""
-        counts = list(run_counts(self.runs, self.min_layers(stage), max_layers))
-        if not counts or len(self.runs) == 1:
+        the limits of the other virtual stages allow a position in the model for them, [N, R]."""
+        counts = run_counts(self.runs)
+        size = counts.sum(axis=1)
+        within = (self.min_layers(stage) <= size) & (size <= max_layers)
+        counts, size = np.asarray(counts[within]), size[within]
+        if not len(counts) or len(self.runs) == 1:
             return counts
         total = self.problem.model.num_layers
         first, last = layers_up_to(self.layer_bounds, total)
-        earliest, latest = place_bounds(self.runs, np.array(counts))
-        size, taking = np.array(counts).sum(axis=1), list(self.taking)
+        earliest, latest = place_bounds(self.runs, counts)
+        taking = list(self.taking)
         legal = ~(np.isin(latest, taking) | ((earliest == latest) & np.isin(latest + size, taking)))
         earliest = np.maximum(earliest, first[stage] - size)
         latest = np.minimum(latest, total - last[stage])
@@ -242,7 +245,11 @@ class LayoutContext:
             earliest = np.maximum(earliest, first[stage - 1])
         if stage + 1 < self.num_stages:
             latest = np.minimum(latest, total - last[stage + 1] - size)
-        return [count for count, fits in zip(counts, legal & (earliest <= latest), strict=True) if fits]
+        return np.asarray(counts[legal & (earliest <= latest)])
+
+    def kinds_of(self, counts: IntArray) -> list[int]:
+        """Return the kind of every layer of a virtual stage with ``counts`` layers of each run."""
+        return np.repeat(np.array(self.runs)[:, 0], counts).tolist()
 
     def ends_fit(self) -> bool:
         """Return True if the ranks with the ends of the model have capacity for these without any layers."""
@@ -285,15 +292,19 @@ class UnitCosts:
 def stage_menu(context: LayoutContext, stage: int, max_layers: int, prices: UnitCosts | None = None) -> Menu:
     """Return the items of a virtual stage with at most ``max_layers`` layers that fit into its rank's memory
     alone."""
-    kinds = np.array([kind for kind, _ in context.runs])
-    parts = []
-    for counts in context.placed_counts(stage, max_layers):
-        if prices is not None and float(prices.price[0, kinds] @ np.array(counts)) > prices.slack:
-            continue
-        options = recompute_options(context, stage, counts, prices)
-        if options is not None:
-            parts.append(useful_items(context, stage, counts, options))
-    parts = [part for part in parts if len(part)]
+    placed = context.placed_counts(stage, max_layers)
+    if prices is not None:
+        kinds = np.array([kind for kind, _ in context.runs])
+        placed = placed[placed @ prices.price[0, kinds] <= prices.slack]
+    parts, known = [], dict[tuple[int, ...], Menu | None]()
+    for counts in placed:
+        # In a model whose kinds of layers alternate, many stretches hold the same layers.
+        layers = tuple(context.kinds_of(counts))
+        if layers not in known:
+            options = recompute_options(context, stage, counts, prices)
+            known[layers] = None if options is None else useful_items(context, stage, counts, options)
+        if (part := known[layers]) is not None and len(part):
+            parts.append(replace(part, runs=np.tile(counts, (len(part), 1))))
     return _concatenated(parts) if parts else _empty_menu(stage, len(context.runs))
 
 
@@ -322,9 +333,10 @@ def shared_menus(
     first, kinds = contexts[0], np.array([kind for kind, _ in contexts[0].runs])
     priced = [(context, own) for context, own in zip(contexts, prices, strict=True) if own is not None]
     parts: list[list[Menu]] = []
-    for counts in first.placed_counts(stage, max_layers):
-        if any(float(own.price[0, kinds] @ np.array(counts)) > own.slack for _, own in priced):
-            continue
+    placed = first.placed_counts(stage, max_layers)
+    for _, own in priced:
+        placed = placed[placed @ own.price[0, kinds] <= own.slack]
+    for counts in placed:
         options = [recompute_options(context, stage, counts) for context in contexts]
         shared = [option for option in options if option is not None]
         if len(shared) < len(options):
@@ -348,7 +360,7 @@ def _empty_menu(stage: int, num_runs: int) -> Menu:
 
 
 def _affordable(
-    context: LayoutContext, counts: tuple[int, ...], full: IntArray, selective: IntArray, prices: UnitCosts
+    context: LayoutContext, counts: IntArray, full: IntArray, selective: IntArray, prices: UnitCosts
 ) -> BoolArray:
     """Mask the recompute choices that cost no more than the slack."""
     total = np.zeros(len(full))
@@ -365,14 +377,14 @@ def _affordable(
 
 
 def recompute_options(
-    context: LayoutContext, stage: int, counts: tuple[int, ...], prices: UnitCosts | None = None
+    context: LayoutContext, stage: int, counts: IntArray, prices: UnitCosts | None = None
 ) -> StageOptions | None:
     """Return the recompute choices of a virtual stage that holds ``counts`` layers of each run; None without any.
 
     They depend on the stage only by its being the model's first or last, its node type, and the distance to the
     next stage.
     """
-    kinds = np.repeat(np.array(context.runs)[:, 0], counts).tolist()
+    kinds = context.kinds_of(counts)
     modes, num_layers = context.problem.recompute_modes, len(kinds)
     if context.first_full is not None:
         full, selective = np.array([min(context.first_full, num_layers)]), np.zeros(1, dtype=np.int64)
@@ -401,7 +413,7 @@ def recompute_options(
     )
 
 
-def useful_items(context: LayoutContext, stage: int, counts: tuple[int, ...], options: StageOptions) -> Menu:
+def useful_items(context: LayoutContext, stage: int, counts: IntArray, options: StageOptions) -> Menu:
     """Return the undominated options of a virtual stage that fit its rank.
 
     An option is dominated by another with no longer forward and backward and no more memory.
@@ -421,11 +433,11 @@ def useful_items(context: LayoutContext, stage: int, counts: tuple[int, ...], op
     return _menu_of(stage, counts, options.take(rows))
 
 
-def _menu_of(stage: int, counts: tuple[int, ...], options: StageOptions) -> Menu:
+def _menu_of(stage: int, counts: IntArray, options: StageOptions) -> Menu:
     size = len(options.full)
     return Menu(
         stage,
-        np.tile(np.array(counts, dtype=np.int64), (size, 1)),
+        np.tile(counts, (size, 1)),
         options.terms,
         np.full(size, int(options.state_bytes.sum()), dtype=np.int64),
         options.kept_bytes,

@@ -5,7 +5,8 @@ The model's layers are runs of equal layers, which a split cuts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
@@ -118,28 +119,22 @@ def place_bounds(runs: tuple[tuple[int, int], ...], counts: IntArray) -> tuple[I
     return np.where(empty, 0, earliest), np.where(empty, total, latest)
 
 
-def run_counts(runs: tuple[tuple[int, int], ...], min_layers: int, max_layers: int) -> Iterator[tuple[int, ...]]:
-    """Yield the layers of each run in every stretch of consecutive layers of allowed length, up to its position in
-    a run."""
-    num_runs = len(runs)
-    if min_layers <= 0:
-        yield (0,) * num_runs
-    for first in range(num_runs):
-        for head in range(1, runs[first][1] + 1):
-            if min_layers <= head <= max_layers:
-                yield tuple(head if r == first else 0 for r in range(num_runs))
-        for last in range(first + 1, num_runs):
-            inner = sum(runs[r][1] for r in range(first + 1, last))
-            if inner + 2 > max_layers:
-                break
-            for head in range(1, runs[first][1] + 1):
-                for tail in range(
-                    max(1, min_layers - inner - head), min(runs[last][1], max_layers - inner - head) + 1
-                ):
-                    yield tuple(
-                        head if r == first else tail if r == last else runs[r][1] if first < r < last else 0
-                        for r in range(num_runs)
-                    )
+@lru_cache(maxsize=64)
+def run_counts(runs: tuple[tuple[int, int], ...]) -> IntArray:
+    """Return the layers of each run in every stretch of consecutive layers, up to its position in a run, [N, R].
+
+    The first stretch is empty.
+    """
+    edges = np.cumsum([0, *(length for _, length in runs)])
+    start, end = np.triu_indices(int(edges[-1]) + 1, 1)
+    first, last = np.searchsorted(edges, start, "right") - 1, np.searchsorted(edges, end, "left") - 1
+    # Of the places within one run the first stands for all.
+    rows = np.flatnonzero((first < last) | (start == edges[first]))
+    rows = rows[np.lexsort((end[rows], -start[rows], last[rows], first[rows]))]
+    held = np.minimum(end[rows, None], edges[1:]) - np.maximum(start[rows, None], edges[:-1])
+    counts = np.concatenate([np.zeros((1, len(runs)), dtype=np.int64), np.maximum(held, 0)])
+    counts.setflags(write=False)
+    return counts
 
 
 def in_space(problem: Problem, plan: Plan) -> bool:
