@@ -47,10 +47,12 @@ class RunTotals:
 def run_totals(result: PlanResult, price_per_gpu_hour: float | None = None) -> RunTotals | None:
     """Compute the totals of the run that a result's job describes; None without a plan or without
     ``training_tokens``."""
-    tokens, plan, report = result.problem.job.training_tokens, result.plan, result.report
+    job, plan, report = result.problem.job, result.plan, result.report
+    tokens = job.training_tokens
     if tokens is None or plan is None or report is None:
         return None
-    hours = gpu_hours(plan.layout.num_gpus, tokens, report.tokens_per_s)
+    slower = job.paced_s(report.step_time_s) / report.step_time_s
+    hours = gpu_hours(plan.layout.num_gpus, tokens, report.tokens_per_s / slower)
     return RunTotals(
         tokens=tokens,
         days=hours / plan.layout.num_gpus / HOURS_PER_DAY,
@@ -65,7 +67,8 @@ def _least_gpu_hours(result: PlanResult, hours: float) -> float | None:
         return result.objective_bound
     if result.lower_bound_s is None or result.step_time_s is None:
         return None
-    return hours * result.lower_bound_s / result.step_time_s
+    job = result.problem.job
+    return hours * job.paced_s(result.lower_bound_s) / job.paced_s(result.step_time_s)
 
 
 Measure = Literal["cost", "gpu_hours", "s_per_token"]

@@ -27,6 +27,7 @@ from milpplan.problem.plan import (
     module_set,
 )
 from milpplan.problem.records import Count, PositiveFloat, PositiveInt, Range, Record
+from milpplan.units import SECONDS_PER_HOUR
 
 MAX_GPUS: Final = 1_048_576
 MAX_BATCH: Final = 1_048_576
@@ -135,8 +136,8 @@ class Rollout(Record):
     held_bytes: Annotated[int, Field(ge=0, le=MAX_HELD_BYTES)] = 0
     """Device memory that the engine holds while the policy trains; 0: all is offloaded, or it runs elsewhere."""
     apart: bool = False
-    """True if other accelerators generate the next step's sequences meanwhile: a step then takes at least as
-    long as the generation, and the training of this job is planned alone."""
+    """True if other accelerators generate the next step's sequences meanwhile: the training of this job is planned
+    alone, and the run takes at least as long as all generations."""
 
     @model_validator(mode="after")
     def _memory_is_here(self) -> Rollout:
@@ -232,6 +233,15 @@ class Job(Record):
         return 0.0 if self.rollout is None or self.rollout.apart else self.rollout.seconds
 
     @property
+    def apart_s(self) -> float:
+        """Seconds of a step's generation on other accelerators."""
+        return 0.0 if self.rollout is None or not self.rollout.apart else self.rollout.seconds
+
+    def paced_s(self, step_s: float) -> float:
+        """Return the time of a step of training, in seconds, with the wait for rollouts on other accelerators."""
+        return max(step_s, self.apart_s)
+
+    @property
     def reference_copies(self) -> int:
         """Copies of all weights that a reference holds."""
         return self.reference_forwards if self.lora is None else 0
@@ -299,6 +309,13 @@ class Job(Record):
             raise ValueError("deadline_s needs training_tokens, the tokens of the whole run")
         if self.rollout is not None and not self.policy_forwards:
             raise ValueError("rollout needs alignment grpo or critic")
+        if self.apart_s and (self.objective == "gpu_hours" or len(self.global_batch_values) > 1):
+            raise ValueError("rollouts apart need one batch and the objective step_time_per_token or num_gpus")
+        if self.apart_s and self.deadline_s is not None and self.training_tokens is not None:
+            steps = self.training_tokens / (self.global_batch_values[0] * self.sequence_length)
+            if steps * self.apart_s > self.deadline_s:
+                hours = steps * self.apart_s / SECONDS_PER_HOUR
+                raise ValueError(f"the run's rollouts take {hours:.4g} h, longer than the deadline")
         given = [name for name in ("lora", "frozen") if getattr(self, name)]
         if self.kind == "inference" and given:
             raise ValueError(f"an inference job trains nothing: leave {given[0]} out")

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from milpplan import Layout, Problem, simulate
+from milpplan import Layout, Problem, simulate, solve
 from milpplan.cli.app import app
 from milpplan.errors import IllegalPlanError
+from milpplan.explain import run_totals
 from milpplan.launchers import restrict
 from milpplan.optimize.space.enumerate_layouts import broken_rules, layout_space
 from milpplan.problem import Alignment, Lora, Plan, RankOrder, Rollout
@@ -41,6 +42,7 @@ from tests.simulation.test_bulk import switched, with_host
 FROZEN, BEFORE = Alignment(method="dpo"), Alignment(method="dpo", reference="none")
 GRPO = Alignment(method="grpo")
 ROLLOUT = Rollout(seconds=0.004, held_bytes=10**6)
+APART = ("--rollout-apart", "--rollout-seconds", "30")
 
 
 def aligned(problem: Problem, alignment: Alignment | None = FROZEN, rollout: Rollout | None = None) -> Problem:
@@ -138,6 +140,22 @@ def test_rollouts_add_time_and_memory() -> None:
     assert beside.breakdown_s["step_overhead"] == pytest.approx(bare.breakdown_s["step_overhead"] + 12.5)
     for more, less in zip(beside.stages, bare.stages, strict=True):
         assert more.memory.peak_bytes == less.memory.peak_bytes + 2**30
+
+
+def test_a_run_waits_for_rollouts_on_other_accelerators() -> None:
+    """Ten generations of 1,000 s are the length of the run and its bound, whatever the plan; rollouts that are
+    faster than the training change nothing."""
+    problem = aligned(problem_of("llama3-8b", "dgx-h100", num_gpus=8, global_batch_size=16), GRPO)
+    whole = {"training_tokens": 10 * 16 * problem.job.sequence_length}
+    totals = []
+    for rollout in (None, Rollout(seconds=0.001, apart=True), Rollout(seconds=1000.0, apart=True)):
+        job = aligned(problem, GRPO, rollout).job.model_copy(update=whole)
+        space = problem.space.model_copy(update={"kind": "uniform", "tp": (1,)})
+        totals.append(run_totals(solve(problem.model_copy(update={"job": job, "space": space}))))
+    assert totals[0] == totals[1] != totals[2]
+    assert totals[2] is not None
+    assert totals[2].gpu_hours == pytest.approx(8 * 10_000 / 3600)
+    assert totals[2].least_gpu_hours == pytest.approx(8 * 10_000 / 3600)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -302,6 +320,11 @@ def test_a_step_of_grpo_is_one_plan(tmp_path: Path) -> None:
         (("--alignment", "grpo", "--rollout-seconds", "3", "--rollout-tokens-per-s", "9"), "with both times"),
         (("--alignment", "grpo", "--rollout-seconds", "-3"), "seconds"),
         (("--alignment", "grpo", "--rollout-apart", "--rollout-seconds", "3", "--rollout-memory", "1"), "apart"),
+        (("--alignment", "grpo", *APART, "--tokens", "1e9", "--deadline-days", "0.5"), "rollouts take"),
+        (
+            ("--alignment", "grpo", *APART, "--tokens", "1e9", "--objective", "gpu_hours"),
+            "rollouts apart need one",
+        ),
         (("--alignment", "dpo", "--inference"), "beside inference is not modelled"),
         (("--alignment", "dpo", "--mtp-layers", "1"), "beside layers of multi-token prediction is not modelled"),
         (("--alignment", "dpo", "--target", "torchtitan"), "DPO with a frozen reference"),

@@ -26,7 +26,7 @@ from milpplan.optimize.context import undisturbed
 from milpplan.optimize.solve import solve
 from milpplan.optimize.space.enumerate_layouts import layout_space
 from milpplan.optimize.space.plan_space import even_splits, in_space
-from milpplan.problem import Layout, Plan, Problem, Recompute, Space, VirtualStage
+from milpplan.problem import Job, Layout, Plan, Problem, Recompute, Space, VirtualStage
 from milpplan.problem.plan import layout_words
 from milpplan.simulation import (
     LayoutColumns,
@@ -457,7 +457,7 @@ def _record(
         changes=changes_made,
         chain=chain,
         near=_near(spaces[-1]) if changes else (),
-        spending=spending(talk.report, talk.plan, spaces[-1].saved, tokens, price),
+        spending=spending(talk.problem.job, talk.report, talk.plan, spaces[-1].saved, tokens, price),
         unanswered=tuple(talk.unanswered),
         interrupted=talk.interrupted,
         wall_time_s=0.0,
@@ -636,10 +636,15 @@ def _near(space: SpaceGap) -> tuple[NearPlan, ...]:
     return tuple(sorted(plans, key=lambda near: near.step_time_s))
 
 
-def spending(report: StepReport, plan: Plan, saved: Interval, tokens: float, price: float | None) -> Spending:
+def spending(
+    job: Job, report: StepReport, plan: Plan, saved: Interval, tokens: float, price: float | None
+) -> Spending:
     """Compute the cost of a run with the plan, and the possible saving."""
-    hours = gpu_hours(plan.layout.num_gpus, tokens, report.tokens_per_s)
-    less = Interval(saved.low * hours, saved.high * hours)
+    slower = job.paced_s(report.step_time_s) / report.step_time_s
+    hours = gpu_hours(plan.layout.num_gpus, tokens, report.tokens_per_s / slower)
+    # Nobody saves the wait for rollouts on other accelerators.
+    most = max(0.0, 1.0 - job.apart_s / report.step_time_s)
+    less = Interval(min(saved.low, most) * hours, min(saved.high, most) * hours)
     money = None if price is None else hours * price
     saved_money = None if price is None else Interval(less.low * price, less.high * price)
     return Spending(tokens, hours, less, price, money, saved_money)

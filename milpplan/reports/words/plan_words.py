@@ -165,7 +165,9 @@ def rollout_text(rollout: Rollout) -> str:
     """Say how long a step's generation takes, where, and how much memory it holds."""
     time = seconds_text(rollout.seconds)
     if rollout.apart:
-        return f"rollouts on other GPUs meanwhile: a step takes at least {time}"
+        return (
+            f"rollouts on other GPUs meanwhile: with them a step takes at least {time}; only the run's totals wait"
+        )
     held = f", {gib_text(rollout.held_bytes)} held while training" if rollout.held_bytes else ""
     return f"rollouts of {time} before it on these GPUs (in the step as fixed overhead){held}"
 
