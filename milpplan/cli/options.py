@@ -306,9 +306,9 @@ SpaceKind = Annotated[
     typer.Option(
         "--space",
         metavar="uniform|free|any",
-        help="uniform: equal stages and one recompute setting; free: any split (interleaved: chunks of equal "
-        "size or a layer less), any recompute counts; any: interleaved chunks of any size too (proofs take much "
-        "longer).",
+        help="uniform: equal virtual stages (the last may be smaller) and one recompute setting; free: any split "
+        "(interleaved: chunks of equal size or a layer less), any recompute counts; any: interleaved chunks of any "
+        "size too (proofs take much longer).",
     ),
 ]
 ScheduleNames = Annotated[

@@ -21,6 +21,7 @@ from milpplan.errors import InvalidInputError
 from milpplan.problem import parse_json, read_text, validated
 from milpplan.reports.answers import LengthsFile
 from milpplan.reports.answers.lengths import EventRecord, TurnRecord
+from milpplan.reports.documents.fields import json_digest
 from milpplan.simulation import IntArray
 from milpplan.simulation.pipeline.lanes import LANES, SLICE_KINDS, Lane, RankLanes, StepLanes
 from milpplan.units import NS_PER_S, counted
@@ -168,10 +169,19 @@ def lengths_in(path: Path) -> LengthsFile | None:
     """Read the result of a solve with ``--lengths`` from a file; None where the file holds something else.
 
     Raises:
-        InvalidInputError: the file cannot be read, or fields of such a result are wrong.
+        InvalidInputError: the file cannot be read, fields of such a result are wrong, or it was changed.
     """
     data = parse_json(read_text(path), str(path))
-    return validated(LengthsFile, data, str(path)) if {"groups", "switches", "static"} <= set(data) else None
+    if not {"groups", "switches", "static"} <= set(data):
+        return None
+    result = validated(LengthsFile, data, str(path))
+    if json_digest(data | {"sha256": ""}) != result.sha256:
+        raise InvalidInputError(
+            f"{path} was changed since milpplan wrote it.",
+            "Expected a result that nobody has changed.",
+            "Take the original file, or solve again.",
+        )
+    return result
 
 
 def lengths_trace(result: LengthsFile) -> str:

@@ -78,6 +78,10 @@ def test_json_is_one_document(lines: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
     assert CliRunner().invoke(app, ["report", str(out), "--trace", str(trace)]).exit_code == 0
     assert json.loads(trace.read_text(encoding="utf-8"))["otherData"]["order"] == document["order"]
+    for name, value in (("step_time_s", 1.0), ("lower_bound_s", 0.0), ("timeline", []), ("sha256", "")):
+        out.write_text(json.dumps(document | {name: value}), encoding="utf-8")
+        with pytest.raises(InvalidInputError, match="was changed since"):
+            lengths_in(out)
 
 
 def test_tables_say_what_runs(lines: Path) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from milpplan.problem import validated
 from milpplan.reports import lengths_in, lengths_trace
+from milpplan.reports.answers import LengthsFile
 
 
 def event(kind: str, strategy: str, start_s: float, end_s: float) -> dict[str, Any]:
@@ -48,18 +50,15 @@ def document() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def slices(folder: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
-    """The complete events of the trace of a document in a file."""
-    file = folder / "step.json"
-    file.write_text(json.dumps(content), encoding="utf-8")
-    result = lengths_in(file)
-    assert result is not None
-    return [one for one in json.loads(lengths_trace(result))["traceEvents"] if one["ph"] == "X"]
+def slices(content: dict[str, Any]) -> list[dict[str, Any]]:
+    """The complete events of the trace of a document."""
+    trace = lengths_trace(validated(LengthsFile, content, "the document"))
+    return [one for one in json.loads(trace)["traceEvents"] if one["ph"] == "X"]
 
 
-def test_every_event_has_a_slice_and_switches_their_bytes(tmp_path: Path) -> None:
+def test_every_event_has_a_slice_and_switches_their_bytes() -> None:
     """Microseconds of the time line; bytes and source of what moves; gradients on a thread of their own."""
-    found = slices(tmp_path, document())
+    found = slices(document())
     assert [(one["ts"], one["ts"] + one["dur"]) for one in found] == [
         pytest.approx((1e6 * one["start_s"], 1e6 * one["end_s"])) for one in document()["timeline"]
     ]
@@ -76,7 +75,7 @@ def test_every_event_has_a_slice_and_switches_their_bytes(tmp_path: Path) -> Non
     assert found[4]["tid"] != alone[0]["tid"]
 
 
-def test_degrees_side_by_side_have_a_thread_for_their_gpus(tmp_path: Path) -> None:
+def test_degrees_side_by_side_have_a_thread_for_their_gpus() -> None:
     """Turns from the same GPU on follow each other on one thread."""
     turns = [
         {
@@ -92,16 +91,16 @@ def test_degrees_side_by_side_have_a_thread_for_their_gpus(tmp_path: Path) -> No
     ]
     beside = {"step_time_s": 5.5, "lower_bound_s": 5.0, "num_families": 1, "turns": turns}
     line = [event("group", "cp4", 0.0, 3.0), event("group", "cp2", 3.0, 5.0), event("reduce", "cp2", 5.0, 5.5)]
-    found = slices(tmp_path, document() | {"step_time_s": 5.5, "timeline": line, "side_by_side": beside})
+    found = slices(document() | {"step_time_s": 5.5, "timeline": line, "side_by_side": beside})
     assert [(one["name"], one["args"].get("gpus"), one["tid"]) for one in found] == [
         ("cp4", 4, 1), ("cp2", 2, 1), ("cp2", 2, 3), ("reduce: cp2", None, 0),
     ]  # fmt: skip
     # Another step was shorter: its time line counts.
-    found = slices(tmp_path, document() | {"side_by_side": beside | {"step_time_s": 11.0}})
+    found = slices(document() | {"side_by_side": beside | {"step_time_s": 11.0}})
     assert len(found) == len(document()["timeline"])
 
 
-def test_unlike_replicas_have_a_thread_each(tmp_path: Path) -> None:
+def test_unlike_replicas_have_a_thread_each() -> None:
     """All start at once, by their first GPU; the reduction is everybody's."""
     kept = {"start_s": 0.0, "micro_batches": [[9]]}
     replicas = [
@@ -111,7 +110,7 @@ def test_unlike_replicas_have_a_thread_each(tmp_path: Path) -> None:
     ]
     unlike = {"step_time_s": 3.5, "lower_bound_s": 3.0, "num_strategies": 2, "replicas": replicas}
     line = [event("group", "tp4", 0.0, 3.0), event("group", "tp2", 0.0, 2.75), event("reduce", "tp4", 3.0, 3.5)]
-    found = slices(tmp_path, document() | {"step_time_s": 3.5, "timeline": line, "unlike_replicas": unlike})
+    found = slices(document() | {"step_time_s": 3.5, "timeline": line, "unlike_replicas": unlike})
     assert [(one["name"], one["args"].get("gpus"), one["tid"], one["dur"]) for one in found] == [
         ("tp4", 4, 1, 3e6), ("tp2", 2, 5, 2.5e6), ("tp2", 2, 7, 2.75e6), ("reduce: tp4", None, 0, 5e5),
     ]  # fmt: skip

@@ -23,7 +23,7 @@ from milpplan.optimize.context import undisturbed
 from milpplan.problem import Space
 from milpplan.problem.reading import shown
 from milpplan.reports.answers.explain import explanation_blocks, explanation_document
-from milpplan.reports.documents.claims import bound_for
+from milpplan.reports.documents.claims import bound_for, result_in
 from milpplan.reports.documents.document import document_text, read_plan
 from milpplan.units import lower_bound_text
 from milpplan.validation.evidence import evidence
@@ -58,6 +58,7 @@ def explain(
     wishes = [wish(text) for text in why_not or []]
     problem, explained = read_plan(plan)
     check_plan_of_file(problem, explained)
+    result_in(plan)
     known_s = bound_for(plan, problem)
     if known_s is not None:
         say(

@@ -9,9 +9,10 @@ from pydantic import Field
 
 from milpplan.lengths import LengthsResult, SequenceRules
 from milpplan.lengths.records import Beside, LengthGroup, MicroBatches, RanGroup, RanStep, TeamTurn
-from milpplan.problem import Layout, Problem, Recompute
+from milpplan.problem import Layout, Problem, Recompute, parse_json
 from milpplan.problem.records import Computed, NonNegativeFloat, PositiveFloat, PositiveInt, Record
 from milpplan.reports.blocks import Block, Paragraph, Table
+from milpplan.reports.documents.fields import json_digest
 from milpplan.reports.words.plan_words import cost_model_text, narrowings
 from milpplan.units import (
     bytes_text,
@@ -121,7 +122,7 @@ class LengthsFile(Record):
 
     ``groups`` are in the order in which they run, with ``switches`` between them. The proof is ``lower_bound_s``,
     ``gap``, and a sentence on cost model and space, within ``tolerance``. ``static`` is the best single-strategy
-    step. Units are seconds, bytes and tokens.
+    step. ``sha256`` is the digest of the file with an empty one. Units are seconds, bytes and tokens.
     """
 
     schema_version: Literal[1]
@@ -155,6 +156,7 @@ class LengthsFile(Record):
     side_by_side: SideBySideRecord | None = None
     unlike_replicas: UnlikeReplicasRecord | None = None
     problem: Problem | None = None
+    sha256: str = ""
 
     @property
     def ran(self) -> RanStep:
@@ -183,7 +185,10 @@ MAX_TURNS = 40
 def lengths_document(result: LengthsResult) -> str:
     """Write the JSON document of a result: step, proof and problem."""
     about = {"schema_version": 1, "milpplan_version": __version__, "proof": proof_sentence(result)}
-    return json.dumps({**about, **result.to_dict()}) + "\n"
+    document = {**about, **result.to_dict(), "sha256": ""}
+    # The digest of what a reader finds, who takes 3.0 for 3.
+    found = parse_json(json.dumps(document), "the result")
+    return json.dumps(document | {"sha256": json_digest(found)}) + "\n"
 
 
 def proof_sentence(result: LengthsResult) -> str:
