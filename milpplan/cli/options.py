@@ -307,8 +307,8 @@ SpaceKind = Annotated[
         "--space",
         metavar="uniform|free|any",
         help="uniform: equal virtual stages (the last may be smaller) and one recompute setting; free: any split "
-        "(interleaved: chunks of equal size or a layer less), any recompute counts; any: interleaved chunks of any "
-        "size too (proofs take much longer).",
+        "(interleaved: chunks of equal size or a layer less), any recompute counts; any: interleaved chunks of "
+        "any size too (proofs take much longer).",
     ),
 ]
 ScheduleNames = Annotated[
@@ -585,7 +585,7 @@ TokensPerStep = Annotated[
     typer.Option(
         "--tokens-per-step",
         metavar="T",
-        help="Take as many sequences as T tokens hold.",
+        help="Take as many sequences as T tokens hold, at least one.",
         rich_help_panel=LENGTHS,
     ),
 ]

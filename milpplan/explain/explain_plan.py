@@ -135,7 +135,7 @@ CHANGES: Final = (
     Change("domain_bandwidth", "10 % more domain bandwidth", _on_hardware(_faster_domain)),
     Change("network_bandwidth", "10 % more network bandwidth", _on_hardware(_faster_network)),
     Change("no_latency", "no latency", _on_hardware(_without_latency)),
-    Change("twice_the_batch", "twice the batch", _twice_the_batch),
+    Change("twice_the_batch", "twice the batch (half of its step)", _twice_the_batch),
 )
 
 

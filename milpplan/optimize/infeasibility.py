@@ -399,14 +399,15 @@ def _too_large(
         known = [words for words, option in admitted if effort.quick_plan(option, forbidden) is not None]
         remedies += known or [f"{words}{NO_PLAN_KNOWN}" for words, _ in admitted]
         remedies += [] if known else _first(effort, shorter_sequences(problem), fits)
+    otherwise = "Use more GPUs, GPUs with more memory, or a smaller model."
+    if problem.job.rollout is not None and (held := problem.job.rollout.held_bytes) >= usable:
+        otherwise = f"Let the rollout's engine hold less: its {gib_text(held)} are too much by themselves."
     return InfeasibleError(
         f"{seen}; {hardware.accelerator.name} has {gib_text(usable)} usable of "
         f"{gib_text(hardware.accelerator.memory_bytes)}"
         f"{f' with a margin of {gib_text(margin)}' if margin else ''}.",
         expected,
-        f"Use {', or '.join(remedies)}."
-        if remedies
-        else "Use more GPUs, GPUs with more memory, or a smaller model.",
+        f"Use {', or '.join(remedies)}." if remedies else otherwise,
     )
 
 

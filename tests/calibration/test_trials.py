@@ -189,7 +189,10 @@ def test_a_second_run_goes_on_where_the_first_stopped(directory: Path) -> None:
     """With and without the words of the problem; without a result nothing changes."""
     before = (directory / "tune.json").read_text()
     for words in ((), WORDS[1:]):
-        assert tune(directory, *words).exit_code == 5
+        done = tune(directory, *words)
+        assert done.exit_code == 5
+        # One measured step proves nothing.
+        assert "after it, proved once a second step is measured" in " ".join(done.stdout.split())
         assert (directory / "tune.json").read_text() == before
     other = [word.replace("256", "512") for word in WORDS[1:]]
     assert "another problem" in refused(tune(directory, *other))

@@ -173,6 +173,19 @@ def test_the_margin_of_memory_is_an_option(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "advised"),
+    [([], True), (["--fix", "micro_batch_size=2", "--alignment", "dpo"], False)],
+)
+def test_a_target_is_advised_where_it_has_plans(options: list[str], advised: bool, tmp_path: Path) -> None:
+    """A plan that TRL cannot run is replaced by one that it can; a job that it cannot run is not."""
+    plan, runner = tmp_path / "plan.json", CliRunner()
+    assert runner.invoke(app, [*SMALL, "--space", "uniform", *options, "--out", str(plan)]).exit_code == 0
+    done = runner.invoke(app, ["export", str(plan), "--to", "trl"])
+    assert done.exit_code == 2, done.output
+    assert ("solve with --target trl" in " ".join(done.stderr.split())) == advised
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         (["--target", "megatrn"], "Did you mean megatron?"),

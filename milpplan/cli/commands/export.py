@@ -13,7 +13,7 @@ from milpplan.cli.outcome import ExitCode, emit, say
 from milpplan.errors import IllegalPlanError
 from milpplan.launchers import target_named
 from milpplan.launchers.scripts import JOBS, job_files
-from milpplan.launchers.targets import launch_document, run_by, version_of
+from milpplan.launchers.targets import launch_document, restrict, run_by, version_of
 from milpplan.problem import Plan, Problem
 from milpplan.reports.documents.claims import result_in
 from milpplan.reports.documents.document import read_plan
@@ -64,7 +64,7 @@ def export(
     try:
         launch = target.export(problem, decided, version)
     except IllegalPlanError as error:
-        if not target.capability.complete:
+        if not target.capability.complete or not _can_run(problem, to, version):
             raise
         whole = f"{error.do} Or solve with --target {to} for the best plan that it can run."
         raise IllegalPlanError(error.seen, error.expected, whole.strip()) from error
@@ -79,6 +79,15 @@ def export(
     for note in (*_own_bytes(to, version, problem, decided), *launch.notes):
         say(f"Note: {note}")
     return ExitCode.OPTIMAL
+
+
+def _can_run(problem: Problem, to: str, version: str) -> bool:
+    """Return True unless the launcher can run no plan of the problem."""
+    try:
+        restrict(problem, to, version)
+    except IllegalPlanError:
+        return False
+    return True
 
 
 def _own_bytes(to: str, version: str, problem: Problem, plan: Plan) -> tuple[str, ...]:

@@ -95,7 +95,10 @@ def tune_blocks(state: TuneState, files: Sequence[str], next_steps: Sequence[str
         plan = printable(layout_text(state.candidates[state.pending].plan))
         yield Paragraph(f"Trial {len(state.trials) + 1}: {plan}", "bold")
         if document.expected_regret is not None:
-            yield Fact("expected", f"a proved regret of {percent_text(document.expected_regret, 2)} after it")
+            proved = "proved " if best is not None else ""
+            later = "" if best is not None else ", proved once a second step is measured"
+            share = percent_text(document.expected_regret, 2)
+            yield Fact("expected", f"a {proved}regret of {share} after it{later}")
         yield Fact("files", printable(", ".join(files)))
     elif best is not None:
         plan = printable(layout_text(state.candidates[best.candidate].plan))
