@@ -34,13 +34,12 @@ from milpplan.problem import (
     load_model,
     model_names,
 )
-from milpplan.problem.hardware import PRECISIONS
+from milpplan.problem.hardware import MAX_NODE_TYPES, PRECISIONS
 from milpplan.problem.problem import (
     FROZEN_PARTS,
     MAX_BATCH,
     MAX_GPUS,
     MAX_MARGIN,
-    MAX_NODE_TYPES,
     MAX_SEQUENCE,
     METHODS,
     MIXINGS,

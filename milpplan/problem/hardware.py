@@ -523,3 +523,15 @@ class HardwareSpec(Record):
     def host_bytes(self) -> int:
         """Host memory that an accelerator may fill, in bytes; 0 without ``host_memory``."""
         return 0 if self.host_memory is None else self.host_memory.capacity_bytes
+
+
+MAX_NODE_TYPES = 4
+"""Maximum number of node types of a cluster: all their orders along the pipeline are tried, 24 for four types."""
+
+
+class NodeGroup(Record):
+    """Nodes of one type in a cluster of several types."""
+
+    hardware: HardwareSpec
+    num_gpus: PositiveInt
+    """Accelerators of all nodes of this type together."""

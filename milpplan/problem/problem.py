@@ -8,7 +8,15 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
-from milpplan.problem.hardware import PRECISIONS, QUANTIZATIONS, HardwareSpec, PrecisionName, Quantization
+from milpplan.problem.hardware import (
+    MAX_NODE_TYPES,
+    PRECISIONS,
+    QUANTIZATIONS,
+    HardwareSpec,
+    NodeGroup,
+    PrecisionName,
+    Quantization,
+)
 from milpplan.problem.model import Images, LinearModule, ModelSpec
 from milpplan.problem.plan import (
     HELD_BY_MOE,
@@ -27,7 +35,6 @@ from milpplan.problem.plan import (
     module_set,
 )
 from milpplan.problem.records import Count, PositiveFloat, PositiveInt, Range, Record
-from milpplan.units import SECONDS_PER_HOUR
 
 MAX_GPUS: Final = 1_048_576
 MAX_BATCH: Final = 1_048_576
@@ -40,18 +47,6 @@ MAX_ROLLOUT_S: Final = 1e6
 MAX_HELD_BYTES: Final = 2**40
 
 Objective = Literal["step_time_per_token", "num_gpus", "gpu_hours"]
-
-
-MAX_NODE_TYPES = 4
-"""Maximum number of node types of a cluster: all their orders along the pipeline are tried, 24 for four types."""
-
-
-class NodeGroup(Record):
-    """Nodes of one type in a cluster of several types."""
-
-    hardware: HardwareSpec
-    num_gpus: PositiveInt
-    """Accelerators of all nodes of this type together."""
 
 
 class Lora(Record):
@@ -147,8 +142,7 @@ class Rollout(Record):
 
 
 class Job(Record):
-    """A training job, or an inference job of forwards only. Batch sizes count sequences, ``expert_imbalance`` is a
-    ratio."""
+    """A training job, or an inference job of forwards only; batch sizes count sequences."""
 
     kind: Literal["training", "inference"] = "training"
     """``inference``: a single forward of every sequence (a prefill), without gradients and optimizer."""
@@ -163,8 +157,7 @@ class Job(Record):
     training_tokens: PositiveFloat | None = None
     """Tokens of the whole run; a deadline and ``gpu_hours`` need them."""
     deadline_s: PositiveFloat | None = None
-    """Maximum time of the whole run. Without it the objective ``num_gpus`` asks for the minimum on which a plan
-    fits."""
+    """Maximum time of the whole run. Without it ``num_gpus`` asks for the minimum on which a plan fits."""
     lora: Lora | None = None
     """Adapters; None: the model's own weights are trained."""
     frozen: tuple[FrozenPart, ...] = ()
@@ -179,8 +172,7 @@ class Job(Record):
     """Token copies that the fullest rank of an expert-parallel group receives over the mean, at most ``ep``: 1 +
     the maximal violation of Wang et al. 2024 (arXiv 2408.15664), or a capacity that experts are padded to."""
     vision_tokens: Count = 0
-    """Tokens of a sequence that come from images, a mean over the micro-batches; ``sequence_length`` includes
-    them."""
+    """Tokens of a sequence that come from images, a mean over the micro-batches; part of ``sequence_length``."""
     image_tokens: PositiveInt | None = None
     """Tokens of an image; None: those that the model fixes, else all ``vision_tokens`` are of one image."""
     images: Images | None = None
@@ -232,14 +224,9 @@ class Job(Record):
         """Seconds of a step's generation on the accelerators that train."""
         return 0.0 if self.rollout is None or self.rollout.apart else self.rollout.seconds
 
-    @property
-    def apart_s(self) -> float:
-        """Seconds of a step's generation on other accelerators."""
-        return 0.0 if self.rollout is None or not self.rollout.apart else self.rollout.seconds
-
     def paced_s(self, step_s: float) -> float:
         """Return the time of a step of training, in seconds, with the wait for rollouts on other accelerators."""
-        return max(step_s, self.apart_s)
+        return max(step_s, self.rollout.seconds) if self.rollout is not None and self.rollout.apart else step_s
 
     @property
     def reference_copies(self) -> int:
@@ -309,13 +296,12 @@ class Job(Record):
             raise ValueError("deadline_s needs training_tokens, the tokens of the whole run")
         if self.rollout is not None and not self.policy_forwards:
             raise ValueError("rollout needs alignment grpo or critic")
-        if self.apart_s and (self.objective == "gpu_hours" or len(self.global_batch_values) > 1):
+        if (apart_s := self.paced_s(0.0)) and (self.objective == "gpu_hours" or len(self.global_batch_values) > 1):
             raise ValueError("rollouts apart need one batch and the objective step_time_per_token or num_gpus")
-        if self.apart_s and self.deadline_s is not None and self.training_tokens is not None:
-            steps = self.training_tokens / (self.global_batch_values[0] * self.sequence_length)
-            if steps * self.apart_s > self.deadline_s:
-                hours = steps * self.apart_s / SECONDS_PER_HOUR
-                raise ValueError(f"the run's rollouts take {hours:.4g} h, longer than the deadline")
+        if self.deadline_s is not None and self.training_tokens is not None:
+            run_s = apart_s * self.training_tokens / (self.global_batch_values[0] * self.sequence_length)
+            if run_s > self.deadline_s:
+                raise ValueError(f"the run's rollouts take {run_s / 3600:.4g} h, longer than the deadline")
         given = [name for name in ("lora", "frozen") if getattr(self, name)]
         if self.kind == "inference" and given:
             raise ValueError(f"an inference job trains nothing: leave {given[0]} out")

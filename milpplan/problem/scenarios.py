@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from milpplan.problem.hardware import HardwareSpec
+from milpplan.problem.hardware import HardwareSpec, NodeGroup
 from milpplan.problem.overlay import (
     CONGESTION,
     SHARES,
@@ -22,7 +22,7 @@ from milpplan.problem.overlay import (
     uncertainty_of,
     with_constants,
 )
-from milpplan.problem.problem import NodeGroup, Problem
+from milpplan.problem.problem import Problem
 from milpplan.problem.records import Record
 
 NOMINAL: Final = "nominal"

@@ -8,7 +8,7 @@ from benchmarks.house import static_measures, traced_measures
 
 LIMITS = {
     "modules": 363,
-    "lines": 106_043,
+    "lines": 106_040,
     "files in the largest folder": 13,
     "import circles": 0,
     "docstrings that open with What, Whether, The same, More or How": 2,

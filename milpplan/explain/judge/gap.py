@@ -643,7 +643,7 @@ def spending(
     slower = job.paced_s(report.step_time_s) / report.step_time_s
     hours = gpu_hours(plan.layout.num_gpus, tokens, report.tokens_per_s / slower)
     # Nobody saves the wait for rollouts on other accelerators.
-    most = max(0.0, 1.0 - job.apart_s / report.step_time_s)
+    most = max(0.0, 1.0 - job.paced_s(0.0) / report.step_time_s)
     less = Interval(min(saved.low, most) * hours, min(saved.high, most) * hours)
     money = None if price is None else hours * price
     saved_money = None if price is None else Interval(less.low * price, less.high * price)
