@@ -27,7 +27,7 @@ def test_solve_export_import(target: str, tmp_path: Path) -> None:
     solved = runner.invoke(app, [*SMALL, "--target", target, "--out", str(out)])
     assert solved.exit_code == 0, solved.output
     assert f"what {target}" in solved.output
-    assert f"--target {target})" in " ".join(solved.output.split())
+    assert f"the same space without --target {target}" in " ".join(solved.output.split())
     assert runner.invoke(app, ["export", str(out), "--to", target, "--out", str(launch)]).exit_code == 0
     document = json.loads(out.read_text(encoding="utf-8"))
     assert document["target"]["name"] == target
