@@ -619,8 +619,8 @@ class ModelSpec(Record):
     def has_indexers(self) -> bool:
         """True if queries of some layers attend to compressed keys, or to keys or blocks that are selected."""
         return any(
-            run.attention.type == "compressed" or getattr(run.attention, name, None) is not None
-            for run in self.layers
+            kind.attention.type == "compressed" or getattr(kind.attention, name, None) is not None
+            for kind in self.kinds
             for name in ("indexer", "blocks")
         )
 
