@@ -7,6 +7,7 @@ Field names follow Hugging Face ``config.json``. The formulas stand elsewhere: p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress, count
 from math import gcd
 from typing import Annotated, Final, Literal
 
@@ -627,11 +628,8 @@ class ModelSpec(Record):
     @property
     def taking_layers(self) -> frozenset[int]:
         """Indices of the layers that attend to the keys of the layer before, and so need it in their stage."""
-        if not self.has_indexers:
-            return frozenset()
-        indexers = [getattr(kind.attention, "indexer", None) for kind in self.kinds]
-        takes = [indexer is not None and indexer.takes for indexer in indexers]
-        return frozenset(layer for layer, kind in enumerate(self.layer_kinds) if takes[kind])
+        takes = [getattr(getattr(kind.attention, "indexer", None), "takes", False) for kind in self.kinds]
+        return frozenset(compress(count(), map(takes.__getitem__, self.layer_kinds)))
 
     @property
     def boundary_tokens(self) -> int:

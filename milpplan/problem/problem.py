@@ -296,11 +296,11 @@ class Job(Record):
             raise ValueError("deadline_s needs training_tokens, the tokens of the whole run")
         if self.rollout is not None and not self.policy_forwards:
             raise ValueError("rollout needs alignment grpo or critic")
-        if (apart_s := self.paced_s(0.0)) and (self.objective == "gpu_hours" or len(self.global_batch_values) > 1):
-            raise ValueError("rollouts apart need one batch and the objective step_time_per_token or num_gpus")
-        if self.deadline_s is not None and self.training_tokens is not None:
-            run_s = apart_s * self.training_tokens / (self.global_batch_values[0] * self.sequence_length)
-            if run_s > self.deadline_s:
+        if self.rollout is not None and self.rollout.apart:
+            if self.objective == "gpu_hours" or len(self.global_batch_values) > 1:
+                raise ValueError("rollouts apart need one batch and the objective step_time_per_token or num_gpus")
+            steps = (self.training_tokens or 0.0) / (self.global_batch_values[0] * self.sequence_length)
+            if (run_s := steps * self.rollout.seconds) > (self.deadline_s or float("inf")):
                 raise ValueError(f"the run's rollouts take {run_s / 3600:.4g} h, longer than the deadline")
         given = [name for name in ("lora", "frozen") if getattr(self, name)]
         if self.kind == "inference" and given:

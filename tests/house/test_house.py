@@ -8,7 +8,7 @@ from benchmarks.house import static_measures, traced_measures
 
 LIMITS = {
     "modules": 363,
-    "lines": 106_040,
+    "lines": 106_033,
     "files in the largest folder": 13,
     "import circles": 0,
     "docstrings that open with What, Whether, The same, More or How": 2,
@@ -21,7 +21,7 @@ LIMITS = {
 
 TRACED = {
     "files of a default solve": 72,
-    "functions of a default solve": 1_256,
+    "functions of a default solve": 1_257,
     "depth of a default solve": 21,
     "modules loaded by it": 135,
 }

@@ -247,10 +247,6 @@ class LayoutContext:
             latest = np.minimum(latest, total - last[stage + 1] - size)
         return np.asarray(counts[legal & (earliest <= latest)])
 
-    def kinds_of(self, counts: IntArray) -> list[int]:
-        """Return the kind of every layer of a virtual stage with ``counts`` layers of each run."""
-        return np.repeat(np.array(self.runs)[:, 0], counts).tolist()
-
     def ends_fit(self) -> bool:
         """Return True if the ranks with the ends of the model have capacity for these without any layers."""
         last = self.layout.stage_ranks[-1]
@@ -292,14 +288,13 @@ class UnitCosts:
 def stage_menu(context: LayoutContext, stage: int, max_layers: int, prices: UnitCosts | None = None) -> Menu:
     """Return the items of a virtual stage with at most ``max_layers`` layers that fit into its rank's memory
     alone."""
-    placed = context.placed_counts(stage, max_layers)
+    placed, kinds = context.placed_counts(stage, max_layers), np.array([kind for kind, _ in context.runs])
     if prices is not None:
-        kinds = np.array([kind for kind, _ in context.runs])
         placed = placed[placed @ prices.price[0, kinds] <= prices.slack]
-    parts, known = [], dict[tuple[int, ...], Menu | None]()
+    parts, known = [], dict[bytes, Menu | None]()
     for counts in placed:
         # In a model whose kinds of layers alternate, many stretches hold the same layers.
-        layers = tuple(context.kinds_of(counts))
+        layers = np.repeat(kinds, counts).tobytes()
         if layers not in known:
             options = recompute_options(context, stage, counts, prices)
             known[layers] = None if options is None else useful_items(context, stage, counts, options)
@@ -384,7 +379,7 @@ def recompute_options(
     They depend on the stage only by its being the model's first or last, its node type, and the distance to the
     next stage.
     """
-    kinds = context.kinds_of(counts)
+    kinds = np.repeat(np.array(context.runs)[:, 0], counts).tolist()
     modes, num_layers = context.problem.recompute_modes, len(kinds)
     if context.first_full is not None:
         full, selective = np.array([min(context.first_full, num_layers)]), np.zeros(1, dtype=np.int64)
