@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 
-from milpplan import load_hardware, load_model
+from milpplan import load_hardware, load_model, solve_lengths
 from milpplan.launchers.torchtitan.run import NEWEST, V022, V030, prices_products, titan_program
+from milpplan.lengths.dispatch import Dispatcher, PackedSampler
 from milpplan.problem import Job, Layout, Problem
 from milpplan.simulation import LayoutColumns
 from milpplan.simulation.layers import layer_activations
 from tests.frameworks.jobs import Case, all_cases, all_full, best_cases, differing, layers_of, torchrun_words
+from tests.lengths.cases import GRAIN, workload
+from tests.small import small_problem
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]
 
@@ -252,3 +255,18 @@ def test_it_refuses_degrees_that_do_not_multiply(tmp_path: Path, monkeypatch: py
     found = configured(case, tmp_path, monkeypatch)
     with pytest.raises(AssertionError, match="Invalid parallel dims"):
         dimensions(found, 2 * case.plan.layout.num_gpus)
+
+
+def test_a_data_loader_takes_packed_micro_batches() -> None:
+    """PyTorch's loader, in its own processes too, joins the sequences of every micro-batch of the sampler."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    step = solve_lengths(small_problem(memory_gib=40), workload(), GRAIN, 1, 0.1, 1.0, "highs", side_by_side=False)
+    data = [torch.arange(length) for length in range(300, 3_000, 30)]
+    sampler = PackedSampler(Dispatcher(step), [len(one) for one in data], 30, replica=0)
+    joined = [sum(len(data[index]) for index in rows) for parts in sampler.steps() for rows in parts]
+    assert len(joined) >= 3
+    for workers in (0, 2):
+        loader = DataLoader(data, batch_sampler=sampler, collate_fn=torch.cat, num_workers=workers)
+        assert [len(tokens) for tokens in loader] == joined

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from milpplan.lengths import (
     workload_of,
 )
 from milpplan.lengths.candidates import candidates
-from milpplan.lengths.dispatch import Dispatch, Dispatcher, TurnBatches
+from milpplan.lengths.dispatch import Dispatch, Dispatcher, PackedSampler, TurnBatches
 from milpplan.lengths.hotspa_export import as_buckets, exported, plan_on_tables
 from tests.amounts import long_but
 from tests.lengths.cases import GRAIN, workload
@@ -162,6 +163,32 @@ def test_what_it_cannot_dispatch_is_refused() -> None:
         Dispatcher(solved(1), problem_of(2))
     with pytest.raises(InvalidInputError, match="thorough"):
         dispatcher(1).dispatch([500], thorough=True)
+
+
+def test_samplers_of_all_replicas_share_the_data() -> None:
+    """Every step has its sequences once, on all replicas together, packed as the dispatcher packs them; epochs
+    differ, and what cannot be sampled is refused."""
+    alone = Dispatcher(solve_lengths(problem_of(1), workload(), GRAIN, 1, 0.1, 1.0, "highs"))
+    data = [*batch(60, 1), *batch(55, 2)]
+    replicas = len(alone.dispatch(data).micro_batches[0])
+    samplers = [PackedSampler(alone, data, 50, replica, seed=3) for replica in range(replicas)]
+    steps = list(zip(*(sampler.steps() for sampler in samplers), strict=True))
+    assert len(steps) == 2
+    seen = [[index for parts in step for rows in parts for index in rows] for step in steps]
+    assert [len(set(indices)) for indices in (*seen, [*seen[0], *seen[1]])] == [50, 50, 100]
+    for step, indices in zip(steps, seen, strict=True):
+        again, padded = alone.dispatch([data[index] for index in indices]), alone.dispatch(data).lengths
+        asked = [sum(again.lengths[row] for row in rows) for part in again.micro_batches[0] for rows in part]
+        assert sorted(sum(padded[index] for index in rows) for part in step for rows in part) == sorted(asked)
+    assert list(samplers[0]) == [rows for step in steps for rows in step[0]]
+    later = PackedSampler(alone, data, 50, 0, seed=3, epoch=1)
+    assert list(later.steps()) == list(later.steps()) != [step[0] for step in steps]
+    with pytest.raises(InvalidInputError, match="has 2 strategies"):
+        PackedSampler(Dispatcher(replace(solved(1), groups=solved(1).groups * 2)), data, 50, 0)
+    with pytest.raises(InvalidInputError, match=f"Replica {replicas} is asked for"):
+        list(PackedSampler(alone, data, 50, replicas))
+    with pytest.raises(InvalidInputError, match="sequences a step"):
+        PackedSampler(alone, data, 116, 0)
 
 
 def test_sequences_beyond_learned_positions_are_refused() -> None:

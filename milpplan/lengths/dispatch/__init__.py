@@ -8,7 +8,7 @@ from milpplan.library import lazy_exports
 
 if TYPE_CHECKING:
     from milpplan.lengths.dispatch.batch_planning import PlannedBatch
-    from milpplan.lengths.dispatch.dispatcher import Dispatch, Dispatcher
+    from milpplan.lengths.dispatch.dispatcher import Dispatch, Dispatcher, PackedSampler
     from milpplan.lengths.dispatch.grouped_batches import GroupedBatches
     from milpplan.lengths.dispatch.megatron_schedule import HybridSchedule, check_runtime
     from milpplan.lengths.dispatch.team_batches import TeamBatches

@@ -12,9 +12,11 @@ from its arguments, so threads share it and processes get it pickled; equal batc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
 
 from milpplan.errors import InvalidInputError
 from milpplan.lengths.dispatch import GroupedBatches
@@ -108,6 +110,7 @@ class Dispatcher:
                 belong to the problem, or its problem is missing.
         """
         self.side_by_side = not isinstance(step, GroupedPlan) and step.beside == "degrees side by side"
+        self.num_strategies = len(step.groups)
         self.batches: Batches
         if isinstance(step, GroupedPlan):
             self.batches = GroupedBatches(step)
@@ -158,3 +161,61 @@ class Dispatcher:
             found.bound_ns,
             self.side_by_side,
         )
+
+
+@dataclass(slots=True)
+class PackedSampler:
+    """Packed micro-batches of one data-parallel replica under a step of one strategy, for
+    ``torch.utils.data.DataLoader(batch_sampler=...)``.
+
+    Every process makes its own; all of them plan the same steps, each of ``sequences_per_step`` sequences of the
+    data, shuffled by seed and epoch. The sequences left over at the end of an epoch are dropped.
+    """
+
+    dispatcher: Dispatcher
+    lengths: Sequence[int]
+    """Length of every sequence of the data, in tokens."""
+    sequences_per_step: int
+    replica: int
+    """Rank of the process among the replicas of the strategy."""
+    seed: int = 0
+    epoch: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sequences_per_step <= len(self.lengths):
+            raise InvalidInputError(
+                f"{self.sequences_per_step:,} sequences a step are asked for.",
+                f"Expected 1 to {len(self.lengths):,}, all that the data has.",
+                "Correct sequences_per_step.",
+            )
+        if self.dispatcher.num_strategies > 1:
+            raise InvalidInputError(
+                f"The step has {self.dispatcher.num_strategies} strategies.",
+                "Expected one, whose replicas take their micro-batches from a sampler each.",
+                "Solve with --turns-only --max-strategies 1.",
+            )
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Iterate over the micro-batches of all steps, each as indices of its sequences."""
+        for step in self.steps():
+            yield from step
+
+    def steps(self) -> Iterator[tuple[list[int], ...]]:
+        """Iterate over the steps of the epoch: the micro-batches of this replica in the order they run, none where
+        the others have all sequences.
+
+        Raises:
+            InvalidInputError: the strategy has no replica of this rank.
+        """
+        lengths, number = np.asarray(self.lengths, dtype=np.int64), self.sequences_per_step
+        shuffled = np.random.default_rng([self.seed, self.epoch]).permutation(len(lengths))
+        for first in range(0, len(shuffled) - number + 1, number):
+            chosen = shuffled[first : first + number]
+            replicas = self.dispatcher.dispatch(lengths[chosen]).micro_batches[0]
+            if not 0 <= self.replica < len(replicas):
+                raise InvalidInputError(
+                    f"Replica {self.replica} is asked for.",
+                    f"Expected 0 to {len(replicas) - 1}, the ranks of the strategy's replicas.",
+                    "Give the data-parallel rank of the process.",
+                )
+            yield tuple(chosen[list(rows)].tolist() for rows in replicas[self.replica])
