@@ -142,7 +142,7 @@ class Rollout(Record):
 
 
 class Job(Record):
-    """A training job, or an inference job of forwards only; batch sizes count sequences."""
+    """A training or inference job. Batch sizes count sequences, ``expert_imbalance`` is a ratio."""
 
     kind: Literal["training", "inference"] = "training"
     """``inference``: a single forward of every sequence (a prefill), without gradients and optimizer."""
