@@ -177,7 +177,7 @@ def lengths_in(path: Path) -> LengthsFile | None:
     result = validated(LengthsFile, data, str(path))
     if json_digest(data | {"sha256": ""}) != result.sha256:
         raise InvalidInputError(
-            f"{path} was changed since milpplan wrote it.",
+            f"{path} was changed since milpplan wrote it, or has no digest.",
             "Expected a result that nobody has changed.",
             "Take the original file, or solve again.",
         )
