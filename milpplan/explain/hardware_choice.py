@@ -11,8 +11,9 @@ from milpplan.errors import InvalidInputError
 from milpplan.optimize import Effort, PlanResult, SolveOptions, explain
 from milpplan.optimize.context import Deadline
 from milpplan.optimize.solve import fewest, solve
-from milpplan.problem import Problem, Range
+from milpplan.problem import Job, Plan, Problem, Range
 from milpplan.problem.problem import MAX_GPUS
+from milpplan.simulation import StepReport
 from milpplan.units import HOURS_PER_DAY, counted, gpu_hours
 
 
@@ -51,8 +52,7 @@ def run_totals(result: PlanResult, price_per_gpu_hour: float | None = None) -> R
     tokens = job.training_tokens
     if tokens is None or plan is None or report is None:
         return None
-    slower = job.paced_s(report.step_time_s) / report.step_time_s
-    hours = gpu_hours(plan.layout.num_gpus, tokens, report.tokens_per_s / slower)
+    hours = run_gpu_hours(job, plan, report, tokens)
     return RunTotals(
         tokens=tokens,
         days=hours / plan.layout.num_gpus / HOURS_PER_DAY,
@@ -60,6 +60,12 @@ def run_totals(result: PlanResult, price_per_gpu_hour: float | None = None) -> R
         least_gpu_hours=_least_gpu_hours(result, hours),
         price_per_gpu_hour=price_per_gpu_hour,
     )
+
+
+def run_gpu_hours(job: Job, plan: Plan, report: StepReport, tokens: float) -> float:
+    """Compute the GPU-hours of a run with a plan on so many tokens, with the waits for rollouts elsewhere."""
+    slower = job.paced_s(report.step_time_s) / report.step_time_s
+    return gpu_hours(plan.layout.num_gpus, tokens, report.tokens_per_s / slower)
 
 
 def _least_gpu_hours(result: PlanResult, hours: float) -> float | None:

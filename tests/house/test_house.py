@@ -8,7 +8,7 @@ from benchmarks.house import static_measures, traced_measures
 
 LIMITS = {
     "modules": 363,
-    "lines": 106_094,
+    "lines": 106_100,
     "files in the largest folder": 13,
     "import circles": 0,
     "docstrings that open with What, Whether, The same, More or How": 2,

@@ -18,6 +18,7 @@ import numpy as np
 
 from milpplan.errors import InvalidInputError, SolverError
 from milpplan.explain import Budget, Interval, Yardstick, saved_share
+from milpplan.explain.hardware_choice import run_gpu_hours
 from milpplan.explain.judge.records import Change, Effort, GapReport, NearPlan, SpaceGap, Spending
 from milpplan.explain.records import SingleChange
 from milpplan.optimize import DEFAULT_GAP, PlanResult, Progress, SolveOptions, with_job, with_space
@@ -43,7 +44,7 @@ from milpplan.simulation import (
     step_times_ns,
 )
 from milpplan.simulation.mixed_costs import ReplicaCosts
-from milpplan.units import NS_PER_S, gpu_hours
+from milpplan.units import NS_PER_S
 
 FOLLOWERS: Final = {
     "tp": ("dp", "sequence_parallel", "etp", "ulysses"),
@@ -640,8 +641,7 @@ def spending(
     job: Job, report: StepReport, plan: Plan, saved: Interval, tokens: float, price: float | None
 ) -> Spending:
     """Compute the cost of a run with the plan, and the possible saving."""
-    slower = job.paced_s(report.step_time_s) / report.step_time_s
-    hours = gpu_hours(plan.layout.num_gpus, tokens, report.tokens_per_s / slower)
+    hours = run_gpu_hours(job, plan, report, tokens)
     # Nobody saves the wait for rollouts on other accelerators.
     most = max(0.0, 1.0 - job.paced_s(0.0) / report.step_time_s)
     less = Interval(min(saved.low, most) * hours, min(saved.high, most) * hours)
